@@ -1,0 +1,65 @@
+# Two commands need nothing before them but a clone, Python 3.11+ and make:
+#   make demo    the main job on an embedded Postgres
+#   make test    the whole test suite on Postgres 18
+# Everything is installed into .venv; nothing outside this directory is written to.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+LOCK   := requirements/dev.lock
+STAMP  := $(VENV)/.installed
+
+EXTRAS := binary embedded asyncpg sqlalchemy django lint
+# Workers of the parallel test run; each gets a Postgres of its own.
+JOBS   ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-system check format bench docs lock wheel clean
+
+help: ## list the commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv from the lock file (idempotent)
+
+$(STAMP): $(LOCK) pyproject.toml scripts/setup
+	@PYTHON="$(PYTHON)" sh scripts/setup "$(VENV)" "$(LOCK)"
+	@touch $@
+
+demo: setup ## the main job on an embedded Postgres
+	@$(BIN)/spectral demo
+
+test: setup ## the whole test suite on Postgres 18 (from a wheel)
+	$(PYTEST) tests
+
+test-system: setup ## the database tests on the system's Postgres (Debian: 15)
+	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database tests
+
+check: setup ## format, lint, types, import law, SQL lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/spectral migrate lint
+
+format: setup ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## publish figures as ratios within one run
+	$(BIN)/python -m benchmarks.publish
+
+docs: setup ## rewrite the generated reference pages
+	$(BIN)/python -m docs.generate
+
+lock: setup ## resolve the dependencies anew into the lock file
+	$(BIN)/python -m pip install --quiet "uv>=0.5"
+	$(BIN)/uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --group dev --universal --python-version 3.11 \
+	  --generate-hashes --upgrade --custom-compile-command "make lock" --quiet -o $(LOCK)
+
+wheel: setup ## build the distribution into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean: ## remove everything that make created
+	rm -rf $(VENV) .cache dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

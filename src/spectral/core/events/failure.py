@@ -1,0 +1,121 @@
+"""What can go wrong, by name: the error tree, and the shape of a failure that was replayed.
+
+    SpectralError
+    ├── ConfigurationError            a setting is missing or makes no sense; nothing was started
+    ├── PublishError                  the event was not published; nothing was written
+    │   ├── NotInTransactionError     no open business transaction to join
+    │   ├── DuplicateEventError       this event id was published before
+    │   ├── UnknownContextError       source or target is not a declared context
+    │   └── PayloadError              the payload cannot travel (also a ValueError)
+    │       ├── PayloadNotJsonError   not JSON: NaN, NUL, a lone surrogate, a key that is no string, ...
+    │       ├── PayloadTooDeepError   nested deeper than 64
+    │       └── PayloadTooLargeError  larger than 256 KiB serialised
+    └── HandlerError                  the event was delivered to a handler, or would have been
+        ├── TerminalHandlerError      raised by a handler: do not retry
+        ├── HandlerTimeoutError       the handler ran longer than it may
+        ├── NoHandlerError            nobody handles this type in this context
+        └── WorkerLostError           the process that held the claim died
+
+Errors of other rooms (`MigrationError`, `EmbeddedPostgresError`) hang on `SpectralError` too. Every message
+says what to do next and never carries a payload, a row or a connection string.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime  # noqa: TC003  pydantic resolves the annotation at run time
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from uuid import UUID
+
+
+class SpectralError(Exception):
+    """The root of every error this library raises on purpose."""
+
+
+class ConfigurationError(SpectralError):
+    """A setting is missing or makes no sense."""
+
+
+class PublishError(SpectralError):
+    """The event was not published and nothing was written."""
+
+
+class NotInTransactionError(PublishError):
+    """There is no open business transaction that the publish could be part of."""
+
+
+class DuplicateEventError(PublishError):
+    """An event with this id was published before.
+
+    After an ambiguous commit, publish again with `on_conflict="ignore"`.
+    """
+
+    def __init__(self, event_ids: Collection[UUID]) -> None:
+        self.event_ids = tuple(event_ids)
+        named = ", ".join(str(event_id) for event_id in self.event_ids[:3]) or "of this batch"
+        more = f" and {len(self.event_ids) - 3} more" if len(self.event_ids) > 3 else ""  # noqa: PLR2004  as shown
+        super().__init__(
+            f"event {named}{more} was published before; "
+            'if this is a retry after an unclear commit, publish with on_conflict="ignore"'
+        )
+
+
+class UnknownContextError(PublishError):
+    """The envelope names a source or target that the project has not declared."""
+
+
+class PayloadError(PublishError, ValueError):
+    """The payload cannot be carried."""
+
+
+class PayloadNotJsonError(PayloadError):
+    """The payload is not JSON that Postgres and every consumer can read."""
+
+
+class PayloadTooDeepError(PayloadError):
+    """The payload is nested deeper than the limit."""
+
+
+class PayloadTooLargeError(PayloadError):
+    """The payload is larger than the limit when serialised."""
+
+
+class HandlerError(SpectralError):
+    """An event could not be handled."""
+
+
+class TerminalHandlerError(HandlerError):
+    """Raised by a handler that knows a retry cannot help: the event goes to the DLQ at once."""
+
+
+class HandlerTimeoutError(HandlerError, TimeoutError):
+    """The handler ran longer than its timeout; transient, so it is retried."""
+
+
+class NoHandlerError(HandlerError):
+    """The event's context has no handler for its type, and the grace period for one to appear is over."""
+
+
+class WorkerLostError(HandlerError):
+    """The worker that held the claim died or stalled past its lease."""
+
+
+class FailureCycle(BaseModel):
+    """One entry of `core.outbox.failure_history`: a cycle that ended in the DLQ and was then replayed.
+
+    Written by `core.outbox_replay`, read by people and tools. Additive only: readers ignore keys they do not know.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    cycle: int = Field(ge=1)
+    attempts: int = Field(ge=0)
+    last_error: str | None
+    first_failed_at: datetime | None
+    failed_at: datetime | None
+    replayed_at: datetime
+    replayed_by: str | None
