@@ -1,0 +1,105 @@
+-- Claim: hand due rows to one worker under a fresh token.
+
+-- The rows of one claim are marked in flight and charged an attempt in the same step, so that an event which kills its
+-- process runs out of attempts. A row that was tried before is handed out alone: should it kill its process again,
+-- it takes no neighbour with it.
+--
+-- p_due_after: start the scan at this due time (the last one seen). A snapshot that pins old row versions makes the
+-- scan walk their dead index entries; starting late avoids it. Null scans from the beginning, which is what picks up
+-- retries and late commits, and has to be done now and then.
+--
+-- Locks: the candidate rows, FOR UPDATE SKIP LOCKED, until the end of the transaction, which should be short and may be
+-- committed without waiting for the disk: a claim lost in a crash is just pending again.
+create function core.outbox_claim(
+    p_worker text,
+    p_context text,
+    p_generations bigint[],
+    p_channels text[],
+    p_event_types text[],
+    p_limit integer default 10,
+    p_due_after timestamptz default null
+) returns table (
+    id uuid, event_id uuid, event_type text, event_version integer, occurred_at timestamptz, source text, target text,
+    workspace_id uuid, payload text, idempotency_key text, trace_context text, content_class text, channel text,
+    generation bigint, attempts integer, created_at timestamptz, due_at timestamptz, claim_token uuid
+)
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    -- One plan for every call and every state of the statistics: the partial index in its own order. A plan cached while
+    -- the table was small must not read a table that has grown.
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_due_after timestamptz := coalesce(p_due_after, '-infinity');
+    v_token uuid := gen_random_uuid();
+begin
+    if coalesce(p_worker, '') = '' or p_limit is null or p_limit < 1 then
+        raise exception 'a claim needs a worker''s name and a limit of at least 1'
+            using errcode = 'invalid_parameter_value';
+    end if;
+
+    return query
+    -- for each generation and channel the earliest due rows, oldest first; rows another worker looks at are skipped
+    with candidate as materialized (
+        select due.id, due.attempts, due.next_attempt_at
+        from unnest(p_generations) as accepted (generation)
+        cross join unnest(p_channels) as heard (channel)
+        cross join lateral (
+            select outbox.id, outbox.attempts, outbox.next_attempt_at
+            from core.outbox
+            where outbox.status = 'pending'
+              and outbox.deleted_at is null
+              and outbox.generation = accepted.generation
+              and outbox.channel = heard.channel
+              and outbox.target = p_context
+              and outbox.event_type = any (p_event_types)
+              and outbox.next_attempt_at <= v_now
+              and outbox.next_attempt_at >= v_due_after
+            order by outbox.next_attempt_at, outbox.id
+            limit p_limit
+            for update skip locked
+        ) as due
+    ),
+    -- their order across generations and channels
+    ranked as (
+        select
+            candidate.id,
+            candidate.attempts,
+            row_number() over (order by candidate.next_attempt_at, candidate.id) as place,
+            first_value(candidate.attempts)
+                over (order by candidate.next_attempt_at, candidate.id) as attempts_of_first
+        from candidate
+    ),
+    -- a tried row alone when it is first in line, otherwise the untried ones
+    chosen as (
+        select ranked.id
+        from ranked
+        where case when ranked.attempts_of_first > 0 then ranked.place = 1 else ranked.attempts = 0 end
+        order by ranked.place
+        limit p_limit
+    ),
+    claimed as (
+        update core.outbox
+        set status = 'in_flight',
+            attempts = outbox.attempts + 1,
+            claim_token = v_token,
+            claimed_by = p_worker,
+            claimed_at = v_now
+        from chosen
+        where outbox.id = chosen.id
+        returning outbox.*
+    )
+    select
+        claimed.id, coalesce(claimed.parent_id, claimed.id), claimed.event_type, claimed.event_version,
+        claimed.occurred_at, claimed.source, claimed.target, claimed.workspace_id, claimed.payload::text,
+        claimed.idempotency_key, claimed.trace_context, claimed.content_class, claimed.channel,
+        claimed.generation, claimed.attempts, claimed.created_at, claimed.next_attempt_at, claimed.claim_token
+    from claimed
+    order by claimed.next_attempt_at, claimed.id;
+end
+$$;
+alter function core.outbox_claim(text, text, bigint[], text[], text[], integer, timestamptz) owner to spectral_owner;
+revoke execute on function core.outbox_claim(text, text, bigint[], text[], text[], integer, timestamptz) from public;
