@@ -22,7 +22,7 @@ says what to do next and never carries a payload, a row or a connection string.
 
 from __future__ import annotations
 
-from datetime import datetime  # noqa: TC003  pydantic resolves the annotation at run time
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field

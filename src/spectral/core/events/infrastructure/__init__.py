@@ -1,0 +1,1 @@
+"""The adapters: rooms that know a driver or a tool each, and never each other."""

@@ -1,0 +1,1 @@
+"""The room of the tools that watch: traces now; logs, metrics and error reports when their time comes."""

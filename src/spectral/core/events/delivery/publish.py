@@ -1,0 +1,187 @@
+"""Publish: turn an envelope into the row that a driver will insert, or refuse it before any SQL.
+
+Here lives the invariant that a bad event never costs the caller's transaction: everything the table would refuse
+is refused here first, by name, while nothing has been sent yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
+
+from spectral.core.events.channels import channel_for
+from spectral.core.events.failure import DuplicateEventError, PublishError, UnknownContextError
+from spectral.core.events.payload import encode_payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from datetime import datetime
+    from uuid import UUID
+
+    from spectral.core.events.envelope import EventEnvelope
+    from spectral.core.events.protocols import TraceContextSource
+    from spectral.core.events.settings import PublishSettings
+
+BATCH_ROWS: Final = 5_000
+BATCH_BYTES: Final = 8 * 1024 * 1024
+"""What one statement of a bulk publish carries at most."""
+
+CONTENT_CLASSES: Final = frozenset({"event", "agent_task"})
+
+
+class PublishOptions(TypedDict, total=False):
+    """What a caller may say beside the envelope.
+
+    on_conflict: `"raise"` (default) or `"ignore"`, which makes publishing a known event id a no-op.
+    delay: not delivered before this much time has passed, by the database's clock.
+    processing_class: a channel of its own for work of another kind, such as `"hot"` or `"cold"`.
+    content_class: what retention files it under, `"event"` unless told.
+    """
+
+    on_conflict: Literal["raise", "ignore"]
+    delay: timedelta
+    processing_class: str
+    content_class: Literal["event", "agent_task"]
+
+
+class OutboxRow(NamedTuple):
+    """One row to insert, field by field as the table has it; the rest is the table's own business."""
+
+    id: UUID
+    event_type: str
+    event_version: int
+    occurred_at: datetime
+    source: str
+    target: str | None
+    workspace_id: UUID | None
+    payload: str
+    idempotency_key: str
+    trace_context: str | None
+
+
+class Stamp(NamedTuple):
+    """What all rows of one publish share."""
+
+    channel: str
+    generation: int
+    content_class: str
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """One statement's worth: rows, their stamp, and what to do when an id is known."""
+
+    rows: tuple[OutboxRow, ...]
+    stamp: Stamp
+    ignore_known: bool
+
+    def single(self) -> dict[str, Any]:
+        """Parameters by column name, for a statement that inserts one row."""
+        return self.rows[0]._asdict() | self.stamp._asdict()
+
+    def columns(self) -> dict[str, Any]:
+        """Parameters by column name, the row's columns as lists, for a statement that inserts them all."""
+        columns = (list(column) for column in zip(*self.rows, strict=True))
+        return dict(zip(OutboxRow._fields, columns, strict=True)) | self.stamp._asdict()
+
+    def confirm(self, inserted: int) -> int:
+        """Check how many rows the server says it inserted.
+
+        Raises:
+            DuplicateEventError: fewer than given, and that was not to be ignored.
+        """
+        if inserted < len(self.rows) and not self.ignore_known:
+            raise DuplicateEventError([row.id for row in self.rows])
+        return inserted
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """The decisions of publishing, shared by the publishers of every driver."""
+
+    settings: PublishSettings
+    current_trace: TraceContextSource
+
+    def prepare(self, envelope: EventEnvelope, options: PublishOptions) -> Insert:
+        """The insert for one event.
+
+        Raises:
+            PublishError: the event cannot be published; nothing was sent to the server.
+        """
+        return Insert((self._row(envelope, self.current_trace()),), self._stamp(options), _ignores(options))
+
+    def prepare_many(self, envelopes: Iterable[EventEnvelope], options: PublishOptions) -> list[Insert]:
+        """The inserts for many events, all of them checked before the first is sent.
+
+        Raises:
+            PublishError: one of them cannot be published; nothing was sent to the server.
+        """
+        stamp, ignore, trace = self._stamp(options), _ignores(options), self.current_trace()
+        rows = [self._row(envelope, trace) for envelope in envelopes]
+        if not ignore:
+            _refuse_repeats(rows)
+        return [Insert(batch, stamp, ignore) for batch in _batches(rows)]
+
+    def _row(self, envelope: EventEnvelope, trace: str | None) -> OutboxRow:
+        for role, context in (("source", envelope.source), ("target", envelope.target)):
+            if context is not None and context not in self.settings.contexts:
+                declared = ", ".join(sorted(self.settings.contexts))
+                raise UnknownContextError(
+                    f"{role} {context!r} is not a declared context (declared: {declared}); declare yours with "
+                    "SPECTRAL_CONTEXTS or PublishSettings(contexts=...)"
+                )
+        return OutboxRow(
+            id=envelope.event_id,
+            event_type=envelope.event_type,
+            event_version=envelope.event_version,
+            occurred_at=envelope.occurred_at,
+            source=envelope.source,
+            target=envelope.target,
+            workspace_id=envelope.workspace_id,
+            payload=encode_payload(envelope.payload),
+            idempotency_key=envelope.idempotency_key,
+            trace_context=envelope.trace_context or trace,
+        )
+
+    def _stamp(self, options: PublishOptions) -> Stamp:
+        delay = options.get("delay", timedelta(0))
+        if not timedelta(0) <= delay <= timedelta(days=3650):
+            raise PublishError(f"delay must be between nothing and ten years, not {delay}")
+        content_class = options.get("content_class", "event")
+        if content_class not in CONTENT_CLASSES:
+            raise PublishError(f"content_class must be one of {sorted(CONTENT_CLASSES)}, not {content_class!r}")
+        try:
+            channel = channel_for(self.settings.generation, options.get("processing_class"))
+        except ValueError as refusal:
+            raise PublishError(str(refusal)) from None
+        return Stamp(channel, self.settings.generation, content_class, delay)
+
+
+def _ignores(options: PublishOptions) -> bool:
+    choice = options.get("on_conflict", "raise")
+    if choice not in ("raise", "ignore"):
+        raise PublishError(f'on_conflict must be "raise" or "ignore", not {choice!r}')
+    return choice == "ignore"
+
+
+def _refuse_repeats(rows: list[OutboxRow]) -> None:
+    if len({row.id for row in rows}) == len(rows):
+        return
+    counted = Counter(row.id for row in rows)
+    raise DuplicateEventError([event_id for event_id, times in counted.items() if times > 1])
+
+
+def _batches(rows: list[OutboxRow]) -> Iterator[tuple[OutboxRow, ...]]:
+    batch: list[OutboxRow] = []
+    size = 0
+    for row in rows:
+        if batch and (len(batch) >= BATCH_ROWS or size + len(row.payload) > BATCH_BYTES):
+            yield tuple(batch)
+            batch, size = [], 0
+        batch.append(row)
+        size += len(row.payload)
+    if batch:
+        yield tuple(batch)

@@ -1,0 +1,114 @@
+"""What an event is on the wire: `EventEnvelope`, the patterns of its names, the limits of its payload.
+
+The envelope knows nothing of delivery: no generation, no channel, no status. Those are stamped on the row.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, cast
+from uuid import UUID
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+CONTEXT_PATTERN: Final = r"^[a-z][a-z0-9_]{0,62}$"
+"""A context: `platform`, `worlds`, yours."""
+
+EVENT_TYPE_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){2}(\.v[1-9][0-9]*)?$"
+"""`<context>.<noun>.<verb>`, with `.v2` and so on after a breaking change."""
+
+HANDLER_NAME_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$"
+"""Qualified by its scope, so that it is unique in the whole system: `worlds.scan_completed_indexer`."""
+
+TRACEPARENT_PATTERN: Final = r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
+"""The W3C traceparent header."""
+
+MAX_NAME_LENGTH: Final = 200
+MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255
+MAX_PAYLOAD_BYTES: Final = 256 * 1024
+MAX_PAYLOAD_DEPTH: Final = 64
+
+DEFAULT_CONTEXTS: Final = frozenset({"platform", "worlds", "core"})
+"""The contexts a project has until it declares its own."""
+
+_TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
+_UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+_last_stamp = 0
+_stamp_lock = threading.Lock()
+
+
+def new_event_id() -> UUID:
+    """A UUIDv7: ids of one process are strictly increasing, so neighbours in time are neighbours in the index."""
+    global _last_stamp  # noqa: PLW0603  the clock of the process; one lock, one writer
+    nanoseconds = time.time_ns()
+    # 48 bits of milliseconds, then 12 bits that count the fractions of one: the order within a millisecond.
+    milliseconds, rest = divmod(nanoseconds, 1_000_000)
+    stamp = (milliseconds << 12) | (rest * 4096 // 1_000_000)
+    with _stamp_lock:
+        stamp = max(stamp, _last_stamp + 1)
+        _last_stamp = stamp
+    random = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
+    return UUID(int=((stamp >> 12) << 80) | (0x7 << 76) | ((stamp & 0xFFF) << 64) | (0b10 << 62) | random)
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether this is a W3C traceparent that names a trace and a span."""
+    return _TRACEPARENT.fullmatch(text) is not None
+
+
+def is_storable(text: str) -> bool:
+    """Whether Postgres can store this text: it takes neither NUL nor a lone surrogate."""
+    return _UNSTORABLE.search(text) is None
+
+
+def _refuse_unstorable(text: str) -> str:
+    if not is_storable(text):
+        raise ValueError("contains a NUL or a lone surrogate, which Postgres cannot store; remove it")
+    return text
+
+
+type_name = Annotated[str, Field(pattern=EVENT_TYPE_PATTERN, max_length=MAX_NAME_LENGTH)]
+context_name = Annotated[str, Field(pattern=CONTEXT_PATTERN)]
+
+
+class EventEnvelope(BaseModel):
+    """One thing that happened, told by one context to another, or (no target) to all that subscribe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    event_id: UUID = Field(default_factory=new_event_id)
+    event_type: type_name
+    event_version: int = Field(default=1, ge=1, le=2**31 - 1)
+    occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    source: context_name
+    target: context_name | None = None
+    workspace_id: UUID | None = None
+    payload: dict[str, Any] = Field(default_factory=dict)
+    idempotency_key: Annotated[
+        str, Field(min_length=1, max_length=MAX_IDEMPOTENCY_KEY_LENGTH), AfterValidator(_refuse_unstorable)
+    ] = Field(default_factory=lambda validated: str(validated.get("event_id", "")))
+    trace_context: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_domain_id(cls, given: object) -> object:
+        """`domain_id` is what earlier documents call `workspace_id`; taken as input, never given out."""
+        if not isinstance(given, dict):
+            return given
+        fields = dict(cast("dict[object, object]", given))
+        if "domain_id" in fields:
+            if "workspace_id" in fields:
+                raise ValueError("workspace_id and domain_id are the same thing; give one of them")
+            fields["workspace_id"] = fields.pop("domain_id")
+        return fields
+
+    @field_validator("trace_context", mode="after")
+    @classmethod
+    def _drop_broken_trace(cls, given: str | None) -> str | None:
+        """A trace context that is none is dropped: a broken trace must not cost an event."""
+        return given if given is not None and is_traceparent(given) else None

@@ -1,0 +1,43 @@
+"""What both psycopg publishers share: the statements, how a connection shows its transaction, what a count means."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg.pq import PipelineStatus, TransactionStatus
+
+from spectral.core.events.infrastructure.statements import insert_many, insert_one, not_in_transaction
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, Connection
+
+    from spectral.core.events.delivery.publish import Insert
+
+_ONE: Final = insert_one("pyformat").encode()
+_ONE_OR_FAIL: Final = insert_one("pyformat", on_conflict=False).encode()
+_MANY: Final = {ignore: insert_many("pyformat", on_conflict=ignore).encode() for ignore in (True, False)}
+
+
+def require_transaction(connection: Connection[Any] | AsyncConnection[Any], *, required: bool) -> None:
+    """Refuse a connection that is idle, if that matters, or whose transaction has failed."""
+    status = connection.info.transaction_status
+    if status is TransactionStatus.INERROR:
+        raise not_in_transaction("the transaction has failed and must be rolled back first")
+    if required and status is TransactionStatus.IDLE:
+        raise not_in_transaction("this connection is in no transaction")
+
+
+def statement_for_one(connection: Connection[Any] | AsyncConnection[Any], insert: Insert) -> bytes:
+    """In a pipeline the answer comes later and nobody looks at the count: there a known id has to be an error."""
+    pipelined = connection.info.pipeline_status is not PipelineStatus.OFF
+    return _ONE_OR_FAIL if pipelined and not insert.ignore_known else _ONE
+
+
+def statement_for_many(insert: Insert) -> bytes:
+    """Whole or not at all, unless known ids are to be ignored."""
+    return _MANY[insert.ignore_known]
+
+
+def counted(rowcount: int, insert: Insert) -> int:
+    """The rows inserted; in a pipeline the count is not known yet, and the rows sent are what can be said."""
+    return len(insert.rows) if rowcount < 0 else rowcount

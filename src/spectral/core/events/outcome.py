@@ -1,0 +1,58 @@
+"""What became of a delivery, as closed sums: dispatch decides an `Outcome`, settle answers a `Settlement`.
+
+Whoever looks at one matches all cases; a new case is a type error everywhere it is not handled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """Every handler ran and took effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyHandled:
+    """The dedup gate was closed: an earlier delivery took effect, nothing ran now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A handler failed in a way that may pass; try again after the delay."""
+
+    error: str
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A handler failed for good, or once too often; the row goes to the DLQ."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The worker stopped before the handler had begun; the attempt is given back."""
+
+
+Outcome: TypeAlias = Handled | AlreadyHandled | Retry | DeadLetter | Released
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The outcome is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """The claim had been taken away; nothing was written, and what was done for it must be rolled back."""
+
+
+Settlement: TypeAlias = Settled | LeaseLost
