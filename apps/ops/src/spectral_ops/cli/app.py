@@ -1,0 +1,46 @@
+"""The tree of commands; each group is a module of its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from spectral_ops.cli.migrate import migrate
+
+# Plain help text: drawing it with rich would cost more than everything else `--help` does.
+app = typer.Typer(
+    name="spectral",
+    epilog="Example: spectral migrate status",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(migrate, name="migrate")
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it with the flag's value
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """The event substrate on Postgres, from the command line.
+
+    The database is named by SPECTRAL_DATABASE_URL, DATABASE_URL or the PG* variables. Exit codes: 0 ok, 1 failed,
+    2 usage, 3 not found, 4 unhealthy, 5 needs confirmation, 75 database unavailable.
+    """
+
+
+@app.command(epilog="Example: spectral version")
+def version() -> None:
+    """Show the version of this installation."""
+    from importlib.metadata import version as distribution_version  # noqa: PLC0415  slow, and only needed here
+
+    typer.echo(f"spectral {distribution_version('spectral-events')}")

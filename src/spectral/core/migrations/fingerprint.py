@@ -1,0 +1,162 @@
+"""The fingerprint of the schema `core`: one digest per object, so that a change made by hand has a name.
+
+Recorded in the transaction of each applied file, compared by `verify`. Made from catalog columns only: text that
+Postgres writes back from its parse trees (pg_get_*def) differs between versions and would cry wolf after an upgrade.
+What it therefore does not see: the body of a view, of a check, of a default, of a policy, and grants.
+
+Changing what is hashed makes recorded digests stale: do it only together with a new migration file, whose application
+records them anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from psycopg import Connection
+
+# Partitions are left out: they come and go with the months, not with migrations. Type names are joined by hand
+# because format_type() answers differently under another search_path.
+_OBJECTS = """\
+with
+-- every type by a name that does not depend on the search_path
+types as (
+    select t.oid, case when n.nspname = 'pg_catalog' then '' else n.nspname || '.' end || t.typname as name
+    from pg_catalog.pg_type t
+    join pg_catalog.pg_namespace n on n.oid = t.typnamespace
+),
+-- tables, views and sequences of the schema that a migration made
+relations as (
+    select c.oid, n.nspname || '.' || c.relname as name, c.relkind, c.relrowsecurity, c.relforcerowsecurity,
+        case when c.relkind in ('v', 'm') then c.reloptions end as view_options
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = 'core' and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') and not c.relispartition
+),
+-- a function's body, and everything that decides as whom and how it runs
+functions as (
+    select n.nspname || '.' || p.proname || '(' || coalesce((
+            select string_agg(t.name, ', ' order by a.position)
+            from unnest(p.proargtypes) with ordinality as a (oid, position)
+            join types t on t.oid = a.oid
+        ), '') || ')' as name,
+        row(p.prosrc, p.prokind, p.prosecdef, p.proconfig, p.provolatile, p.proisstrict, p.proparallel, p.proretset,
+            l.lanname, r.name, case when p.prosecdef then o.rolname end)::text as facts
+    from pg_catalog.pg_proc p
+    join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+    join pg_catalog.pg_language l on l.oid = p.prolang
+    join pg_catalog.pg_roles o on o.oid = p.proowner
+    join types r on r.oid = p.prorettype
+    where n.nspname = 'core'
+),
+columns as (
+    select r.name || '.' || a.attname as name,
+        row(t.name, a.atttypmod, a.attnotnull, a.attidentity, a.attgenerated, a.atthasdef)::text as facts
+    from relations r
+    join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attnum > 0 and not a.attisdropped
+    join types t on t.oid = a.atttypid
+    where r.relkind <> 'S'
+),
+triggers as (
+    select g.tgname || ' on ' || r.name as name,
+        row(g.tgenabled, g.tgtype, n.nspname, p.proname)::text as facts
+    from relations r
+    join pg_catalog.pg_trigger g on g.tgrelid = r.oid and not g.tgisinternal
+    join pg_catalog.pg_proc p on p.oid = g.tgfoid
+    join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+),
+-- not-null constraints are left to the columns: they have rows of their own from Postgres 18 on
+constraints as (
+    select k.conname || ' on ' || r.name as name, row(k.contype, k.convalidated)::text as facts
+    from relations r
+    join pg_catalog.pg_constraint k on k.conrelid = r.oid and k.contype in ('c', 'f', 'p', 'u', 'x')
+),
+indexes as (
+    select c.relname || ' on ' || r.name as name,
+        row(i.indisunique, i.indisvalid, (
+            select string_agg(coalesce(a.attname, '?'), ', ' order by key.position)
+            from unnest(i.indkey) with ordinality as key (attnum, position)
+            left join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attnum = key.attnum and key.attnum <> 0
+        ))::text as facts
+    from relations r
+    join pg_catalog.pg_index i on i.indrelid = r.oid
+    join pg_catalog.pg_class c on c.oid = i.indexrelid
+),
+policies as (
+    select y.polname || ' on ' || r.name as name, row(y.polcmd, y.polpermissive)::text as facts
+    from relations r
+    join pg_catalog.pg_policy y on y.polrelid = r.oid
+),
+objects (kind, name, facts) as (
+    select 'table', name, row(relkind, relrowsecurity, relforcerowsecurity, view_options)::text from relations
+    union all select 'function', name, facts from functions
+    union all select 'column', name, facts from columns
+    union all select 'trigger', name, facts from triggers
+    union all select 'constraint', name, facts from constraints
+    union all select 'index', name, facts from indexes
+    union all select 'policy', name, facts from policies
+)
+select kind, name, encode(sha256(convert_to(facts, 'UTF8')), 'hex') as digest
+from objects"""
+
+# Replaces the recorded fingerprint by what is there now. Complete statements, so that a DBA's script can hold them too.
+RECORD_FINGERPRINT = f"""\
+delete from spectral_migrations.objects;
+
+insert into spectral_migrations.objects (kind, name, digest)
+{_OBJECTS};"""  # noqa: S608  put together from constants of this module
+
+_READ_RECORDED = "select kind, name, digest from spectral_migrations.objects"
+
+
+class ObjectChange(StrEnum):
+    """What was done to an object by hand."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ObjectDrift:
+    """An object of the schema that is not as the last applied file left it."""
+
+    kind: str
+    name: str
+    change: ObjectChange
+
+    @property
+    def message(self) -> str:
+        """The finding in words."""
+        return f"{self.kind} {self.name} was {self.change} by hand"
+
+
+def compare_objects(
+    recorded: Mapping[tuple[str, str], str], present: Mapping[tuple[str, str], str]
+) -> tuple[ObjectDrift, ...]:
+    """Name each object that was added, changed or removed since the fingerprint was recorded."""
+    found: list[ObjectDrift] = []
+    for kind, name in recorded.keys() | present.keys():
+        before, after = recorded.get((kind, name)), present.get((kind, name))
+        if before is None:
+            found.append(ObjectDrift(kind, name, ObjectChange.ADDED))
+        elif after is None:
+            found.append(ObjectDrift(kind, name, ObjectChange.REMOVED))
+        elif before != after:
+            found.append(ObjectDrift(kind, name, ObjectChange.CHANGED))
+    return tuple(sorted(found))
+
+
+def object_drift(connection: Connection[Any]) -> tuple[ObjectDrift, ...]:
+    """Compare the schema with its recorded fingerprint; the ledger has to exist."""
+    recorded = connection.execute(_READ_RECORDED).fetchall()
+    present = connection.execute(_OBJECTS.encode()).fetchall()
+    return compare_objects(
+        {(kind, name): digest for kind, name, digest in recorded},
+        {(kind, name): digest for kind, name, digest in present},
+    )

@@ -1,0 +1,146 @@
+"""The server at the other end: reaching it, what it must be able to do, and its errors in our words.
+
+The connection string is used here and nowhere printed; `describe_database` is all that a person is shown of it.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import class_row
+
+from spectral.core.events.failure import ConfigurationError
+from spectral.core.migrations.failure import DatabaseUnavailableError, MigrationError, UnsupportedServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+OLDEST_SUPPORTED = 15
+_CONNECT_TIMEOUT_SECONDS = 10
+_PLAIN = re.compile(r"[A-Za-z0-9_.:,/\[\]-]*")
+
+_FACTS = """\
+select pg_catalog.current_setting('server_version_num')::int as version,
+    pg_catalog.pg_is_in_recovery() as recovering,
+    pg_catalog.current_setting('transaction_read_only')::bool as read_only,
+    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'create') as may_create,
+    exists (select from pg_catalog.pg_namespace where nspname = 'spectral_migrations') as has_ledger,
+    current_user as role,
+    pg_catalog.current_database() as database"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What decides whether this role can migrate this database."""
+
+    version: int
+    recovering: bool
+    read_only: bool
+    may_create: bool
+    has_ledger: bool
+    role: str
+    database: str
+
+
+def require_supported(version: int) -> None:
+    """Refuse a server (`server_version_num`) older than the SQL was written for."""
+    if version < OLDEST_SUPPORTED * 10_000:
+        raise UnsupportedServerError(
+            f"this server is Postgres {version // 10_000}; Spectral needs {OLDEST_SUPPORTED} or newer: upgrade it"
+        )
+
+
+def require_writable(facts: ServerFacts) -> None:
+    """Refuse a standby, a read-only session, and a role that may not create the ledger's schema."""
+    if facts.recovering:
+        raise UnsupportedServerError("this server is a standby (in recovery); connect to the primary")
+    if facts.read_only:
+        raise UnsupportedServerError(
+            "this session is read-only (default_transaction_read_only); connect to the primary, or switch it off for "
+            f"role {facts.role}"
+        )
+    if not facts.has_ledger and not facts.may_create:
+        raise UnsupportedServerError(
+            f'role {facts.role} may not create schemas here: grant create on database "{facts.database}" to '
+            f'"{facts.role}"'
+        )
+
+
+def describe_database(dsn: str) -> str:
+    """Host, port and database name of a connection string, and nothing else of it.
+
+    Raises:
+        ConfigurationError: it cannot be read, or a special character in the password has spilled over into the host.
+    """
+    try:
+        given = conninfo.conninfo_to_dict(dsn)
+    except psycopg.Error:
+        # The driver's message quotes the connection string.
+        raise ConfigurationError(
+            "the connection string cannot be read; write it as postgresql://user:password@host:port/database"
+        ) from None
+    defaults = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
+    host, port, name = (str(given.get(key) or defaults.get(key) or "") for key in ("host", "port", "dbname"))
+    if not (_PLAIN.fullmatch(host) and re.fullmatch(r"[0-9,]*", port)) or "@" in name:
+        raise ConfigurationError(
+            "the connection string cannot be read; percent-encode special characters in the password (@ as %40)"
+        )
+    return f"{host or 'local socket'}:{port or '5432'}/{name or 'default database'}"
+
+
+@contextmanager
+def connected(dsn: str) -> Generator[psycopg.Connection[tuple[Any, ...]]]:
+    """A connection of the runner's own, with the driver's errors translated.
+
+    Nothing is prepared and nothing is set for the session, so that a transaction pooler in between does not matter.
+    """
+    where = describe_database(dsn)
+    options: dict[str, Any] = {"client_encoding": "UTF8", "fallback_application_name": "spectral-migrate"}
+    if "connect_timeout" not in conninfo.conninfo_to_dict(dsn):
+        options["connect_timeout"] = _CONNECT_TIMEOUT_SECONDS
+    try:
+        connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **options)
+    except psycopg.Error as error:
+        raise DatabaseUnavailableError(f"no connection to {where}: {_connect_reason(error)}") from None
+    try:
+        with connection:
+            # A waiting runner must see, once it has the lock, what the one before it committed.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            yield connection
+    except psycopg.Error as error:
+        raise translate(error, where=where, broken=connection.broken) from None
+
+
+def read_facts(connection: psycopg.Connection[Any]) -> ServerFacts:
+    """Ask the server what it is, and refuse one that is too old."""
+    with connection.cursor(row_factory=class_row(ServerFacts)) as cursor:
+        facts = cursor.execute(_FACTS).fetchone()
+    if facts is None:
+        raise MigrationError("the server did not answer; run it again")
+    require_supported(facts.version)
+    return facts
+
+
+def translate(error: psycopg.Error, *, where: str, broken: bool) -> MigrationError:
+    """A driver's error as one of ours, with its SQLSTATE and message and without its DETAIL."""
+    if broken or (isinstance(error, psycopg.OperationalError) and error.sqlstate in {None, "57P01", "57P02", "57P03"}):
+        return DatabaseUnavailableError(
+            f"the connection to {where} was lost; run it again, the ledger knows what was applied"
+        )
+    reason = error.diag.message_primary or type(error).__name__
+    hint = "; connect as the role that ran the first migration" if error.sqlstate == "42501" else ""
+    return MigrationError(f"{reason} (SQLSTATE {error.sqlstate or 'unknown'}){hint}")
+
+
+def _connect_reason(error: psycopg.Error) -> str:
+    """The part of libpq's message that cannot hold a piece of the connection string."""
+    text = str(error)
+    if "could not translate host name" in text or "failed to resolve host" in text:
+        return "the host name is not known"
+    _, failed, reason = text.rpartition("failed: ")
+    return reason.splitlines()[0].removeprefix("FATAL:").strip() if failed and reason else "the server did not answer"

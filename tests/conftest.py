@@ -1,0 +1,84 @@
+"""The ground every test stands on: one real Postgres for each test process, one fresh database for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOptions, database_of, postgres_from
+from spectral.core.events import PublishSettings
+from spectral.core.events.bootstrap import publishing as publishing_with
+from spectral.core.events.delivery.publish import Publishing
+from spectral.core.migrations import up
+
+TEMPLATE = "spectral_template"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses the server is a database test, and runs on the system's version of Postgres too."""
+    for item in items:
+        if "postgres" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.database)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The server: from the wheel, or as SPECTRAL_TEST_POSTGRES says (system, system:/path, or a superuser's DSN)."""
+    source = os.environ.get("SPECTRAL_TEST_POSTGRES", "wheel")
+    # Deadlocks are provoked on purpose; nobody needs to wait a second for each.
+    options = ServerOptions(settings={**FAST_AND_UNSAFE, "deadlock_timeout": "100ms", "max_connections": 200})
+    with postgres_from(source, options) as server:
+        yield server
+
+
+@pytest.fixture
+def empty_database(postgres: PostgresServer) -> Iterator[str]:
+    """The superuser's DSN of a database with nothing in it."""
+    dsn = postgres.create_database()
+    yield dsn
+    postgres.drop_database(database_of(dsn))
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: PostgresServer) -> str:
+    """A database with the schema, to be copied."""
+    postgres.create_template(TEMPLATE, lambda dsn: up(dsn) and None)
+    return TEMPLATE
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
+    """The superuser's DSN of a database with the schema; generation 1 is live, 2 allocated, 0 retired."""
+    dsn = postgres.create_database(template=migrated_template)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "insert into core.deployments (generation, status, promoted_at, retired_at) values"
+            " (0, 'retired', null, now()), (1, 'live', now(), null), (2, 'allocated', null, null)"
+        )
+    yield dsn
+    postgres.drop_database(database_of(dsn))
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """A superuser's connection in autocommit mode."""
+    with psycopg.connect(database, autocommit=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def async_connection(database: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    """A superuser's async connection, not in autocommit mode."""
+    async with await psycopg.AsyncConnection.connect(database) as opened:
+        yield opened
+        await opened.rollback()
+
+
+@pytest.fixture
+def publishing() -> Publishing:
+    """Publishing as generation 1 of a system with the default contexts."""
+    return publishing_with(PublishSettings(generation=1))

@@ -1,0 +1,73 @@
+"""Short ways to bring rows into a state through the schema's own functions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+EVENT_TYPE = "worlds.scan.completed"
+CHANNELS = ["outbox_gen_1", "outbox_default"]
+
+
+class Claim(NamedTuple):
+    id: UUID
+    token: UUID
+    attempts: int
+
+
+def publish(connection: psycopg.Connection[Any], *, target: str | None = "platform", **given: object) -> UUID:
+    """Publish one event by the SQL function."""
+    arguments = {"p_event_type": EVENT_TYPE, "p_source": "worlds", "p_target": target, "p_generation": 1, **given}
+    named = psycopg.sql.SQL(", ").join(
+        psycopg.sql.SQL("{} => {}").format(psycopg.sql.Identifier(name), psycopg.sql.Placeholder(name))
+        for name in arguments
+    )
+    row = connection.execute(psycopg.sql.SQL("select core.outbox_publish({})").format(named), arguments).fetchone()
+    assert row is not None
+    return UUID(str(row[0]))
+
+
+def claim(
+    connection: psycopg.Connection[Any], *, worker: str = "worker-1", context: str = "platform", limit: int = 10
+) -> list[Claim]:
+    """Claim as a worker of generation 1."""
+    rows = connection.execute(
+        "select id, claim_token, attempts from core.outbox_claim(%s, %s, '{1}', %s, %s, %s)",
+        [worker, context, CHANNELS, [EVENT_TYPE], limit],
+    )
+    return [Claim(*row) for row in rows]
+
+
+def settle(
+    connection: psycopg.Connection[Any], claims: list[Claim], outcome: str, error: str | None = None, delay: str = "0 s"
+) -> list[tuple[UUID, str]]:
+    """Settle all claims with one outcome; answers (id, new status) of those still held."""
+    count = len(claims)
+    return connection.execute(
+        "select id, status from core.outbox_settle(%s, %s, %s, %s::text[], %s::interval[])",
+        [
+            [held.id for held in claims],
+            [held.token for held in claims],
+            [outcome] * count,
+            [error] * count,
+            [delay] * count,
+        ],
+    ).fetchall()
+
+
+def fail(connection: psycopg.Connection[Any], error: str = "ValueError: no") -> UUID:
+    """Publish one event and bring it to the DLQ."""
+    event_id = publish(connection)
+    settled = settle(connection, claim(connection), "dead_letter", error)
+    assert (event_id, "failed") in settled
+    return event_id
+
+
+def row(connection: psycopg.Connection[Any], event_id: UUID) -> dict[str, Any]:
+    """The whole row of an event."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        found = cursor.execute("select * from core.outbox where id = %s", [event_id]).fetchone()
+    assert found is not None
+    return found
