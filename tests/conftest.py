@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -13,9 +14,11 @@ from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOption
 from spectral.core.events import PublishSettings
 from spectral.core.events.bootstrap import publishing as publishing_with
 from spectral.core.events.delivery.publish import Publishing
-from spectral.core.migrations import up
+from spectral.core.migrations import discover, up
 
-TEMPLATE = "spectral_template"
+# Named by what is in it: a server that outlives the run must not hand out yesterday's schema.
+_CHECKSUMS = "".join(migration.checksum for migration in discover())
+TEMPLATE = f"spectral_template_{sha256(_CHECKSUMS.encode()).hexdigest()[:16]}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
