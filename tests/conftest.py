@@ -49,7 +49,11 @@ def empty_database(postgres: PostgresServer) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def migrated_template(postgres: PostgresServer) -> str:
     """A database with the schema, to be copied."""
-    postgres.create_template(TEMPLATE, lambda dsn: up(dsn) and None)
+
+    def migrate(dsn: str) -> None:
+        up(dsn)
+
+    postgres.create_template(TEMPLATE, migrate)
     return TEMPLATE
 
 

@@ -1,0 +1,1 @@
+"""Spectral: the event substrate for Python teams on Postgres."""

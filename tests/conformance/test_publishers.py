@@ -245,7 +245,7 @@ async def test_bad_options_are_refused_before_sql_and_the_transaction_goes_on(
         {"on_conflict": "replace"},
     ):
         with pytest.raises(PublishError):
-            await desk.publish(event(), **refused)  # type: ignore[arg-type]  wrong on purpose
+            await desk.publish(event(), **refused)  # wrong on purpose; typed callers are told by mypy
     with pytest.raises(PublishError, match="declared"):
         await desk.publish(event(source="elsewhere"))
     await desk.execute("insert into public.orders values (1)")

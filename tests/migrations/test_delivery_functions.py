@@ -479,7 +479,7 @@ def test_replay_many_answers_for_every_row_and_leaves_one_audit_entry(connection
         "select id, cycle, refusal from core.outbox_replay_many(%s, 1, 'ada', 'fixed upstream')",
         [[failed, pending, unknown, failed]],
     ).fetchall()
-    assert dict((found, (cycle, refusal)) for found, cycle, refusal in rows) == {
+    assert {found: (cycle, refusal) for found, cycle, refusal in rows} == {
         failed: (1, None),
         pending: (None, "pending"),
         unknown: (None, "unknown"),

@@ -1,0 +1,1 @@
+"""What every context stands on: events, migrations, and a Postgres to develop with."""

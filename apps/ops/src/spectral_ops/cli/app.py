@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from spectral_ops.cli.demo import demo
 from spectral_ops.cli.migrate import migrate
 
 # Plain help text: drawing it with rich would cost more than everything else `--help` does.
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(migrate, name="migrate")
+app.command(epilog="Example: spectral demo --json")(demo)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it with the flag's value
