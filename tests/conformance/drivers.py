@@ -273,7 +273,7 @@ async def sqlalchemy_psycopg2_connection(dsn: str, publishing: Publishing) -> As
     engine.dispose()
 
 
-def _configure_django(dsn: str) -> None:
+def configure_django(dsn: str) -> None:
     parts = urlsplit(dsn)
     query = {name: values[0] for name, values in parse_qs(parts.query).items()}
     database = {
@@ -294,7 +294,7 @@ def _configure_django(dsn: str) -> None:
 
 @asynccontextmanager
 async def django_connection(dsn: str, publishing: Publishing) -> AsyncIterator[Desk]:
-    _configure_django(dsn)
+    configure_django(dsn)
     desk = Django(publishing)
     try:
         yield desk

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import RFC_4122, UUID, uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -262,6 +262,8 @@ def test_text_without_nul_and_lone_surrogates_is_storable(text: str) -> None:
 
 
 @given(storable_text, st.characters(categories=["Cs"]) | st.just("\x00"), storable_text)
+@example("", "\ud800", "")
+@example("", "\udfff", "")
 def test_text_with_a_nul_or_a_lone_surrogate_anywhere_is_not_storable(before: str, bad: str, after: str) -> None:
     assert not is_storable(before + bad + after)
 

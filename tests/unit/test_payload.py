@@ -33,11 +33,11 @@ json_values = st.recursive(
 payloads = st.dictionaries(storable_text, json_values, max_size=5)
 
 
-def nested(depth: int, *, width: int = 1) -> dict[str, Any]:
+def nested(depth: int) -> dict[str, Any]:
     """A payload of exactly this many levels, dictionaries and lists in turn; the payload itself is the first."""
     value: Any = None
     for level in range(depth, 1, -1):
-        value = [value] * width if level % 2 == 0 else {"k": value}
+        value = [value] if level % 2 == 0 else {"k": value}
     return {"k": value} if depth > 1 else {}
 
 
@@ -217,9 +217,10 @@ def test_an_integer_of_more_than_4000_digits_is_refused(sign: int, digits: int, 
 # Depth
 
 
+@pytest.mark.parametrize("beside", [{}, {"pad": "x" * 10_000}, {"wide": [[], {}] * 40}], ids=["bare", "large", "wide"])
 @pytest.mark.parametrize("depth", [1, 2, 63, 64])
-def test_up_to_64_levels_are_accepted(depth: int) -> None:
-    payload = nested(depth)
+def test_up_to_64_levels_are_accepted(depth: int, beside: dict[str, Any]) -> None:
+    payload = nested(depth) | beside
     assert json.loads(encode_payload(payload)) == payload
 
 

@@ -1,0 +1,123 @@
+"""Every block of code in the README and the docs is run, top to bottom, page by page; generated pages are current."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+import pytest
+
+from docs.generate import pages
+from spectral.core.embedded import PostgresServer, database_of
+from spectral.core.events import new_event_id
+from spectral.core.migrations.lint import lint_sql
+from tests.conformance.drivers import configure_django
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_NOT_RUN: Final = {"text"}  # output, not input
+_SETUP: Final = ("make demo", "make test")  # run by the acceptance test of a fresh clone and by CI itself
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(language, code) for language, code in _BLOCK.findall(page.read_text()) if language not in _NOT_RUN]
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
+@pytest.mark.timeout(240)
+def test_every_block_of_the_page_runs(
+    page: Path, postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pages about migrations begin with nothing; the others with a database that has the schema.
+    dsn = postgres.create_database() if "migrat" in page.name else database
+    monkeypatch.setenv("SPECTRAL_DATABASE_URL", dsn)
+    configure_django(dsn)
+    names: dict[str, Any] = {"__name__": "documentation", "dsn": dsn, "new_event_id": new_event_id}
+    exec("import asyncio", names)  # noqa: S102  the pages are ours
+    roles: set[str] = set()
+    for language, code in blocks(page):
+        match language:
+            case "python":
+                exec(compile(code, page.name, "exec"), names)  # noqa: S102  the pages are ours
+            case "sql" if page.name == "migration-lint.md":  # an example for the lint, about tables that are not ours
+                assert lint_sql(code, path=Path("20990101000000_example.sql")) == []
+            case "sql":
+                roles.update(re.findall(r"create role (\w+)", code))
+                _run_sql(dsn, code)
+            case "bash":
+                _run_bash(dsn, code, tmp_path)
+            case _:
+                pytest.fail(f"{page_name(page)} has a block in {language}, which nothing runs")
+    _close_django()
+    _drop_roles(dsn, roles)
+    if dsn != database:
+        postgres.drop_database(database_of(dsn))
+
+
+def _run_sql(dsn: str, code: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(code.encode())
+
+
+def _run_bash(dsn: str, code: str, directory: Path) -> None:
+    commands = "\n".join(line for line in code.splitlines() if not line.startswith(_SETUP))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=directory,
+        env={
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "SPECTRAL_DATABASE_URL": dsn,
+            "HOME": "/nonexistent",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _close_django() -> None:
+    from django.db import connections  # noqa: PLC0415  Django has to be configured first
+
+    connections.close_all()
+
+
+def _drop_roles(dsn: str, roles: set[str]) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for role in roles:
+            connection.execute(psycopg.sql.SQL("drop role {}").format(psycopg.sql.Identifier(role)))
+
+
+@pytest.mark.parametrize(("path", "text"), pages().items(), ids=lambda value: getattr(value, "name", ""))
+def test_generated_pages_are_current(path: Path, text: str) -> None:
+    assert path.read_text() == text, "run: make docs"
+
+
+_LINK: Final = re.compile(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = [link for link in _LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert broken == []
+
+
+def test_the_readme_fits_one_screen_before_the_quickstart() -> None:
+    introduction, _, _ = (ROOT / "README.md").read_text().partition("## Quickstart")
+    assert len(introduction.splitlines()) <= 25
+    for needed in ("make demo", "make test"):
+        assert needed in introduction
+
+
+def test_the_readme_says_which_distribution_this_is() -> None:
+    assert "spectral-events" in (ROOT / "README.md").read_text()
