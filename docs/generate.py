@@ -36,8 +36,8 @@ def sql_functions() -> str:
     parts = [_NOTE, "# SQL functions\n"]
     parts.append(
         "Status is changed by these functions only. All of them pin their search path, are owned by `spectral_owner`,\n"
-        "and may be executed by the [groups](roles.md) that need them, not by PUBLIC. Those that take arrays answer for\n"
-        "many rows at once.\n"
+        "and may be executed by the [groups](roles.md) that need them, not by PUBLIC. Those that take arrays answer\n"
+        "for many rows at once.\n"
     )
     found = (each for migration in discover() for each in _FUNCTION.finditer(migration.sql))
     parts.extend(_function_section(each) for each in found if each["returns"].strip() != "trigger")

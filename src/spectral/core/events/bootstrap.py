@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.failure import ConfigurationError
@@ -15,13 +15,9 @@ from spectral.core.events.infrastructure.observability.traces import current_tra
 from spectral.core.events.settings import PublishSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import psycopg
+    from collections.abc import Coroutine, Mapping
 
     from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
-    from spectral.core.events.infrastructure.postgres import OutboxPublisher
-    from spectral.core.events.infrastructure.publishers.psycopg_sync import SyncOutboxPublisher
 
 _ROOM: Final = "spectral.core.events.infrastructure"
 _ADAPTERS: Final = {
@@ -49,16 +45,28 @@ def publishing(settings: PublishSettings | None = None, *, environ: Mapping[str,
     return Publishing(settings, current_traceparent)
 
 
+class AwaitedConnection(Protocol):
+    """What tells a connection that is awaited from one that blocks, for a type checker that may not know the driver."""
+
+    def close(self) -> Coroutine[Any, Any, None]:
+        """Close it."""
+        ...
+
+
+class BlockingConnection(Protocol):
+    """See `AwaitedConnection`."""
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
 @overload
-def publisher_for(connection: psycopg.AsyncConnection[Any], shared: Publishing | None = None) -> OutboxPublisher: ...
+def publisher_for(connection: AwaitedConnection, shared: Publishing | None = None) -> AsyncOutboxPublisher: ...
 @overload
-def publisher_for(connection: psycopg.Connection[Any], shared: Publishing | None = None) -> SyncOutboxPublisher: ...
-@overload
+def publisher_for(connection: BlockingConnection, shared: Publishing | None = None) -> BlockingOutboxPublisher: ...
 def publisher_for(
-    connection: object, shared: Publishing | None = None
-) -> AsyncOutboxPublisher | BlockingOutboxPublisher: ...
-def publisher_for(
-    connection: object, shared: Publishing | None = None
+    connection: AwaitedConnection | BlockingConnection, shared: Publishing | None = None
 ) -> AsyncOutboxPublisher | BlockingOutboxPublisher:
     """The publisher for a connection or session of psycopg, asyncpg or SQLAlchemy.
 

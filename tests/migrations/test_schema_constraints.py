@@ -1,0 +1,317 @@
+"""Every CHECK of the schema refuses what it is there for, by name; and how little a plain INSERT has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from spectral.core.embedded import PostgresServer
+from tests.migrations.schema import (
+    MINIMAL,
+    STATES,
+    Connection,
+    insert,
+    outbox_row,
+    prepared_database,
+    undone,
+    value,
+)
+
+SELF = uuid4()
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+HANDLED = {"handler_name": "platform.project_scan", "idempotency_key": "k", "event_id": SELF}
+DEPLOYMENT = {"generation": 7}
+SUBSCRIPTION = {
+    "generation": 1,
+    "context": "platform",
+    "event_type": "worlds.scan.completed",
+    "handler_name": "platform.project_scan",
+}
+AUDIT = {"action": "replay", "actor": "ada", "affected": 1}
+WHOLE: Mapping[str, Mapping[str, object]] = {
+    "outbox": {**MINIMAL, "id": SELF},
+    "event_handled": HANDLED,
+    "deployments": DEPLOYMENT,
+    "subscriptions": SUBSCRIPTION,
+    "audit": AUDIT,
+}
+
+
+def nested(depth: int, *, arrays: bool) -> str:
+    """A payload with that many levels, itself the first."""
+    inner = "[" * (depth - 1) + "]" * (depth - 1) if arrays else '{"a":' * (depth - 1) + "1" + "}" * (depth - 1)
+    return '{"a":' + inner + "}"
+
+
+def sized(size: int) -> str:
+    """A payload of that many bytes, as the server writes it."""
+    frame = '{"a": ""}'
+    return '{"a": "' + "x" * (size - len(frame)) + '"}'
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Columns that make a row, whole otherwise, break one constraint."""
+
+    constraint: str
+    columns: Mapping[str, object] = field(default_factory=dict)
+    # The trigger that completes an INSERT drops a bad trace context before the CHECK can see it.
+    triggers: bool = True
+
+    @property
+    def table(self) -> str:
+        return next(table for table in WHOLE if self.constraint.startswith(f"{table}_"))
+
+
+def outbox(name: str, **columns: object) -> Bad:
+    return Bad(f"outbox_{name}_check", columns)
+
+
+FAILED = STATES["failed"]
+IN_FLIGHT = {**STATES["in_flight"], "claim_token": uuid4()}
+DELIVERED = STATES["delivered"]
+
+BAD = [
+    outbox("event_type", event_type="scan.completed"),
+    outbox("event_type", event_type="worlds.scan.completed.late"),
+    outbox("event_type", event_type="worlds.scan.completed.v0"),
+    outbox("event_type", event_type="Worlds.scan.completed"),
+    outbox("event_type", event_type="worlds.scan.completed\n"),
+    outbox("event_type", event_type=""),
+    outbox("event_type", event_type="worlds.scan." + "c" * 189),
+    outbox("event_version", event_version=0),
+    outbox("source", source="Worlds"),
+    outbox("source", source=""),
+    outbox("source", source="w" * 64),
+    outbox("source", source="worlds\n"),
+    outbox("target", target="9worlds"),
+    outbox("target", target="w" * 64),
+    outbox("content_class", content_class="command"),
+    outbox("idempotency_key", idempotency_key=""),
+    outbox("idempotency_key", idempotency_key="k" * 256),
+    *(
+        Bad("outbox_trace_context_check", {"trace_context": trace, "idempotency_key": "k"}, triggers=False)
+        for trace in ("garbage", "ff" + TRACE[2:], TRACE.upper(), TRACE + "-00", "00-" + "0" * 32 + TRACE[35:])
+    ),
+    outbox("generation", generation=-1),
+    outbox("channel", channel="outbox_gen_2"),
+    outbox("channel", channel="outbox_gen_10"),
+    outbox("channel", channel="outbox_gen_2_hot"),
+    outbox("channel", channel="outbox_gen_01"),
+    outbox("channel", channel="outbox_gen_1_"),
+    outbox("channel", channel="outbox_gen_1_Hot"),
+    outbox("channel", channel="outbox_gen_1_9"),
+    outbox("channel", channel="outbox_default_hot"),
+    outbox("channel", channel="anything"),
+    outbox("channel", channel=""),
+    outbox("channel", channel="outbox_gen_1_" + "h" * 33),
+    outbox("channel", channel="outbox_gen_1_" + "h" * 51),  # 64 bytes: pg_notify itself would refuse
+    outbox("channel", channel="outbox_gen_9223372036854775807_" + "h" * 33, generation=2**63 - 1),
+    *(outbox("payload_object", payload=payload) for payload in ("[]", "1", '"text"', "null", "true", "[{}]")),
+    outbox("payload_size", payload=sized(262_145)),
+    outbox("payload_depth", payload=nested(65, arrays=False)),
+    outbox("payload_depth", payload=nested(65, arrays=True)),
+    outbox("payload_depth", payload=nested(2_000, arrays=True)),
+    outbox("payload_depth", payload='{"a": 1, "z": [1, 2, ' + nested(63, arrays=True) + "]}"),
+    outbox("status", status="lost"),
+    outbox("status", status=""),
+    outbox("attempts", attempts=-1),
+    outbox("last_error", last_error="x" * 4_097),
+    outbox("last_error", last_error="€" * 1_366),  # 4,098 bytes
+    outbox("failure_history", failure_history="{}"),
+    outbox("claim", claim_token=uuid4()),
+    outbox("claim", **STATES["in_flight"]),
+    outbox("claim", **{**IN_FLIGHT, "claimed_by": None}),
+    outbox("claim", **{**IN_FLIGHT, "claimed_at": None}),
+    outbox("claim", **FAILED, claim_token=uuid4()),
+    outbox("delivered", status="delivered"),
+    outbox("delivered", delivered_at="2026-01-01T00:00Z"),
+    outbox("delivered", **FAILED, delivered_at="2026-01-01T00:00Z"),
+    outbox("failed", **{**FAILED, "last_error": None}),
+    outbox("failed", **{**FAILED, "first_failed_at": None}),
+    outbox("deleted", deleted_at="2026-01-01T00:00Z"),
+    outbox("deleted", **IN_FLIGHT, deleted_at="2026-01-01T00:00Z"),
+    outbox("parent", parent_id=uuid4()),
+    outbox("parent", parent_id=SELF, target="platform"),
+    Bad("event_handled_handler_name_check", {"handler_name": "unscoped"}),
+    Bad("event_handled_handler_name_check", {"handler_name": "platform.Project"}),
+    Bad("event_handled_handler_name_check", {"handler_name": "platform." + "h" * 192}),
+    Bad("event_handled_idempotency_key_check", {"idempotency_key": ""}),
+    Bad("event_handled_idempotency_key_check", {"idempotency_key": "k" * 256}),
+    Bad("event_handled_content_class_check", {"content_class": "command"}),
+    Bad("deployments_generation_check", {"generation": -1}),
+    Bad("deployments_status_check", {"status": "paused"}),
+    Bad("deployments_label_check", {"label": "x" * 201}),
+    Bad("deployments_retired_check", {"status": "retired"}),
+    Bad("deployments_retired_check", {"retired_at": "2026-01-01T00:00Z"}),
+    Bad("subscriptions_context_check", {"context": "Platform"}),
+    Bad("subscriptions_context_check", {"context": "p" * 64}),
+    Bad("subscriptions_event_type_check", {"event_type": "scan.completed"}),
+    Bad("subscriptions_event_type_check", {"event_type": "worlds.scan." + "c" * 189}),
+    Bad("subscriptions_handler_name_check", {"handler_name": "unscoped"}),
+    Bad("subscriptions_handler_name_check", {"handler_name": "platform." + "h" * 192}),
+    Bad("subscriptions_max_attempts_check", {"max_attempts": 0}),
+    Bad("audit_action_check", {"action": "Replay"}),
+    Bad("audit_action_check", {"action": "r" * 64}),
+    Bad("audit_actor_check", {"actor": ""}),
+    Bad("audit_actor_check", {"actor": "a" * 201}),
+    Bad("audit_reason_check", {"reason": "r" * 2_001}),
+    Bad("audit_affected_check", {"affected": -1}),
+]
+
+# The last that is still good, beside the first that is not.
+GOOD: list[tuple[str, dict[str, object]]] = [
+    ("outbox", {"event_type": "worlds.scan." + "c" * 188}),
+    ("outbox", {"event_type": "agent.task.dispatched.v12"}),
+    ("outbox", {"source": "w" * 63, "target": "p" * 63}),
+    ("outbox", {"idempotency_key": "€" * 255}),
+    ("outbox", {"trace_context": TRACE}),
+    ("outbox", {"generation": 0, "channel": "outbox_gen_0"}),
+    ("outbox", {"generation": 2**63 - 1, "channel": "outbox_gen_9223372036854775807_" + "h" * 32}),
+    ("outbox", {"payload": nested(64, arrays=False)}),
+    ("outbox", {"payload": nested(64, arrays=True)}),
+    ("outbox", {"payload": '{"a": 1, "z": [1, 2, ' + nested(62, arrays=True) + "]}"}),
+    ("outbox", {"payload": sized(262_144)}),
+    ("outbox", {"last_error": "x" * 4_096}),
+    ("outbox", {"last_error": "€" * 1_365}),
+    ("outbox", {**DELIVERED, "deleted_at": "2026-01-01T00:00Z"}),
+    ("outbox", {**FAILED, "deleted_at": "2026-01-01T00:00Z"}),
+    ("outbox", {"parent_id": uuid4(), "target": "platform"}),
+    ("event_handled", {"handler_name": "platform." + "h" * 191, "idempotency_key": "k" * 255}),
+    ("deployments", {"label": "x" * 200}),
+    ("subscriptions", {"max_attempts": 1}),
+    ("audit", {"actor": "a" * 200, "reason": "r" * 2_000, "affected": 0}),
+]
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
+    with prepared_database(postgres, migrated_template) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def session(module_database: str) -> Iterator[Connection]:
+    """Every test here starts from no rows and leaves none."""
+    with undone(module_database) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.constraint)
+def test_a_bad_value_is_refused_by_the_constraint_that_names_it(session: Connection, bad: Bad) -> None:
+    if not bad.triggers:
+        session.execute("set local session_replication_role = replica")
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        insert(session, bad.table, {**WHOLE[bad.table], **bad.columns})
+    assert refused.value.diag.constraint_name == bad.constraint
+
+
+@pytest.mark.parametrize(("table", "columns"), [*((table, {}) for table in WHOLE), *GOOD])
+def test_the_last_good_value_is_accepted(session: Connection, table: str, columns: dict[str, object]) -> None:
+    insert(session, table, {**WHOLE[table], **columns})
+
+
+def test_every_check_of_the_schema_has_a_bad_value_here(session: Connection) -> None:
+    found = session.execute(
+        "select conname from pg_constraint where contype = 'c' and connamespace = 'core'::regnamespace"
+    ).fetchall()
+    assert {name for (name,) in found} == {bad.constraint for bad in BAD}
+
+
+def test_a_deep_payload_that_another_table_has_compressed_is_refused_too(session: Connection) -> None:
+    # A large value is stored compressed, and handed over to the CHECK as it is stored: a few hundred bytes.
+    session.execute("create table public.staging (payload jsonb)")
+    deep = nested(65, arrays=True)[:-1] + ', "b": "' + "x" * 20_000 + '"}'
+    session.execute("insert into public.staging values (%s)", [deep])
+    with pytest.raises(psycopg.errors.CheckViolation) as refused:
+        session.execute(
+            "insert into core.outbox (event_type, source, generation, payload)"
+            " select 'worlds.scan.completed', 'worlds', 1, payload from public.staging"
+        )
+    assert refused.value.diag.constraint_name == "outbox_payload_depth_check"
+
+
+def test_a_key_is_handled_once_by_each_handler(session: Connection) -> None:
+    insert(session, "event_handled", HANDLED)
+    insert(session, "event_handled", {**HANDLED, "handler_name": "platform.other"})
+    with pytest.raises(psycopg.errors.UniqueViolation) as refused:
+        insert(session, "event_handled", {**HANDLED, "event_id": uuid4()})
+    assert refused.value.diag.constraint_name == "event_handled_pkey"
+
+
+def test_a_parent_has_one_child_for_each_context(session: Connection) -> None:
+    parent = uuid4()
+    outbox_row(session, parent_id=parent)
+    outbox_row(session, parent_id=parent, target="worlds")
+    with pytest.raises(psycopg.errors.UniqueViolation) as refused:
+        outbox_row(session, parent_id=parent)
+    assert refused.value.diag.constraint_name == "outbox_child_key"
+
+
+def test_one_generation_is_live_at_a_time(session: Connection) -> None:
+    with pytest.raises(psycopg.errors.UniqueViolation) as refused:
+        insert(session, "deployments", {"generation": 7, "status": "live"})
+    assert refused.value.diag.constraint_name == "deployments_live_key"
+
+
+def test_a_subscription_is_of_a_generation_that_is_known(session: Connection) -> None:
+    with pytest.raises(psycopg.errors.ForeignKeyViolation) as refused:
+        insert(session, "subscriptions", {**SUBSCRIPTION, "generation": 99})
+    assert refused.value.diag.constraint_name == "subscriptions_generation_fkey"
+
+
+# a plain INSERT
+
+
+def test_a_plain_insert_says_what_where_from_and_which_generation_and_no_more(connection: Connection) -> None:
+    connection.execute("listen outbox_default")
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    insert(connection, "outbox", MINIMAL)
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        row = cursor.execute("select * from core.outbox").fetchone()
+    assert row is not None
+    assert row["idempotency_key"] == str(row["id"])
+    assert (row["status"], row["attempts"], row["channel"]) == ("pending", 0, "outbox_default")
+    assert (row["payload"], row["event_version"], row["content_class"]) == ({}, 1, "event")
+    assert (row["target"], row["workspace_id"], row["failure_history"]) == (None, None, [])
+    now = value(connection, "select clock_timestamp()")
+    assert all(before < row[moment] <= now for moment in ("occurred_at", "created_at", "next_attempt_at"))
+    woken = list(connection.notifies(timeout=10, stop_after=1))
+    assert [(notify.channel, notify.payload) for notify in woken] == [("outbox_default", str(row["id"]))]
+
+
+def test_an_id_nobody_brought_is_a_uuid_of_version_7(session: Connection) -> None:
+    earliest = value(session, "select clock_timestamp()").timestamp() * 1000 - 1
+    for _ in range(50):
+        insert(session, "outbox", MINIMAL)
+    latest = value(session, "select clock_timestamp()").timestamp() * 1000 + 1
+    ids: list[UUID] = [found for (found,) in session.execute("select id from core.outbox order by created_at")]
+    assert len(set(ids)) == 50
+    for found in ids:
+        assert (found.version, found.variant) == (7, "specified in RFC 4122")
+        assert earliest <= found.int >> 80 <= latest
+    assert sorted(found.int >> 80 for found in ids) == [found.int >> 80 for found in ids]
+    assert len({found.int & (2**62 - 1) for found in ids}) == 50  # the rest is random
+
+
+def test_a_key_that_was_brought_is_kept(session: Connection) -> None:
+    insert(session, "outbox", {**MINIMAL, "idempotency_key": "mine", "trace_context": "garbage"})
+    assert value(session, "select idempotency_key from core.outbox") == "mine"
+
+
+@pytest.mark.parametrize(("trace", "kept"), [(TRACE, TRACE), ("garbage", None), (TRACE.upper(), None), ("", None)])
+def test_a_broken_trace_is_dropped_and_costs_no_event(session: Connection, trace: str, kept: str | None) -> None:
+    insert(session, "outbox", {**MINIMAL, "trace_context": trace})
+    assert value(session, "select trace_context from core.outbox") == kept
+
+
+@pytest.mark.parametrize("missing", MINIMAL)
+def test_a_plain_insert_without_one_of_the_three_is_refused(session: Connection, missing: str) -> None:
+    with pytest.raises(psycopg.errors.NotNullViolation) as refused:
+        insert(session, "outbox", {name: given for name, given in MINIMAL.items() if name != missing})
+    assert refused.value.diag.column_name == missing
