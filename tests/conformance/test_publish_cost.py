@@ -58,6 +58,16 @@ async def test_publishes_in_a_pipeline_share_a_round_trip(
         assert connection_after.execute("select count(*) from core.outbox").fetchone() == (20,)
 
 
+def test_a_connection_whose_cursors_bind_on_the_client_publishes_too(
+    connection: psycopg.Connection[Any], database: str, publishing: Publishing
+) -> None:
+    with psycopg.connect(database, cursor_factory=psycopg.ClientCursor) as caller:
+        caller.execute("select 1")
+        publisher_for(caller, publishing).publish(event())
+        publisher_for(caller, publishing).publish_many([event(), event()])
+    assert connection.execute("select count(*) from core.outbox").fetchone() == (3,)
+
+
 def test_a_known_id_in_a_pipeline_is_an_error_when_the_pipeline_ends(
     connection: psycopg.Connection[Any], database: str, publishing: Publishing
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -66,9 +66,9 @@ def update(connection: Connection, event_id: UUID, **columns: object) -> int:
     return connection.execute(statement, {**columns, "which": event_id}).rowcount
 
 
-def value(connection: Connection, query: str, parameters: object = None) -> Any:  # noqa: ANN401  whatever it selects
+def value(connection: Connection, query: str, parameters: Sequence[object] = ()) -> Any:  # noqa: ANN401  whatever it selects
     """The only value of the only row."""
-    rows = connection.execute(query.encode(), parameters).fetchall()  # type: ignore[arg-type]  # any parameters
+    rows = connection.execute(query, parameters or None).fetchall()
     assert len(rows) == 1
     (only,) = rows[0]
     return only
@@ -83,7 +83,7 @@ def role(dsn: str, attributes: str = "", groups: tuple[str, ...] = ()) -> Iterat
             sql.SQL("create role {} login password {} {}").format(
                 sql.Identifier(name),
                 sql.Literal(password),
-                sql.SQL(attributes),  # type: ignore[arg-type]  # constants
+                sql.SQL(attributes),
             )
         )
         for group in groups:

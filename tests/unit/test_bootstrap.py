@@ -104,7 +104,7 @@ def test_an_awaited_publisher_is_the_port() -> None:
 
 def test_a_blocking_publisher_is_known_by_its_connection() -> None:
     # Checked by mypy, which knows the publisher by the overloads.
-    blocking: SyncOutboxPublisher = publisher_for(object.__new__(psycopg.Connection), SHARED)
+    blocking: BlockingOutboxPublisher = publisher_for(object.__new__(psycopg.Connection), SHARED)
     assert isinstance(blocking, SyncOutboxPublisher)
 
 
@@ -129,7 +129,7 @@ strangers: list[Any] = [
 
 
 @pytest.mark.parametrize("stranger", strangers, ids=range(len(strangers)))
-def test_what_is_no_connection_is_refused_with_what_to_give(stranger: object) -> None:
+def test_what_is_no_connection_is_refused_with_what_to_give(stranger: Any) -> None:  # noqa: ANN401  the point
     with pytest.raises(ConfigurationError, match=r"no publisher knows a .*psycopg or asyncpg.*DjangoOutboxPublisher"):
         publisher_for(stranger, SHARED)
 
@@ -146,8 +146,9 @@ def test_a_class_of_the_same_name_in_another_package_is_refused() -> None:
 
 
 def test_a_connection_string_is_not_repeated_when_it_is_refused() -> None:
+    dsn: Any = "postgresql://app:hunter2@localhost/app"
     with pytest.raises(ConfigurationError) as caught:
-        publisher_for("postgresql://app:hunter2@localhost/app", SHARED)
+        publisher_for(dsn, SHARED)
     assert "hunter2" not in str(caught.value)
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from spectral.core.events.delivery.publish import Insert
 
-ParameterStyle: TypeAlias = Literal["pyformat", "named", "dollar"]
-"""`%(id)s` for psycopg and Django, `:id` for SQLAlchemy, `$1` for asyncpg."""
+ParameterStyle: TypeAlias = Literal["pyformat", "binary", "named", "dollar"]
+"""`%(id)s` for psycopg and Django, `%(id)b` to have psycopg send binary, `:id` for SQLAlchemy, `$1` for asyncpg."""
 
 ROW_COLUMNS: Final = {
     "id": "uuid",
@@ -109,6 +109,8 @@ def _placeholder(style: ParameterStyle, name: str) -> str:
     match style:
         case "pyformat":
             return f"%({name})s"
+        case "binary":
+            return f"%({name})b"
         case "named":
             return f":{name}"
         case "dollar":

@@ -33,7 +33,7 @@ class SyncOutboxPublisher(BlockingOutboxPublisher):
         return self._execute(statement_for_one(self._connection, insert), insert.single(), insert)
 
     def _insert_many(self, insert: Insert) -> int:
-        return self._execute(statement_for_many(insert), insert.columns(), insert)
+        return self._execute(statement_for_many(self._connection, insert), insert.columns(), insert)
 
     def _execute(self, statement: bytes, parameters: dict[str, Any], insert: Insert) -> int:
         try:
