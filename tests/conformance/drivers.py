@@ -27,10 +27,10 @@ from sqlalchemy.orm import Session
 from spectral.core.events import EventEnvelope
 from spectral.core.events.bootstrap import publisher_for
 from spectral.core.events.delivery.publish import Publishing, PublishOptions
-from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
 
 _T = TypeVar("_T")
-Publisher: TypeAlias = AsyncOutboxPublisher | BlockingOutboxPublisher
+Publisher: TypeAlias = AsyncOutboxPublisher | SyncOutboxPublisher
 
 
 class Desk(ABC):

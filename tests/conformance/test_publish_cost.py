@@ -58,10 +58,14 @@ async def test_publishes_in_a_pipeline_share_a_round_trip(
         assert connection_after.execute("select count(*) from core.outbox").fetchone() == (20,)
 
 
-def test_a_connection_whose_cursors_bind_on_the_client_publishes_too(
-    connection: psycopg.Connection[Any], database: str, publishing: Publishing
+@pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
+def test_a_connection_with_other_cursors_publishes_too(
+    connection: psycopg.Connection[Any],
+    database: str,
+    publishing: Publishing,
+    factory: type[psycopg.Cursor[Any]],
 ) -> None:
-    with psycopg.connect(database, cursor_factory=psycopg.ClientCursor) as caller:
+    with psycopg.connect(database, cursor_factory=factory) as caller:
         caller.execute("select 1")
         publisher_for(caller, publishing).publish(event())
         publisher_for(caller, publishing).publish_many([event(), event()])

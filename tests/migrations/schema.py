@@ -66,7 +66,7 @@ def update(connection: Connection, event_id: UUID, **columns: object) -> int:
     return connection.execute(statement, {**columns, "which": event_id}).rowcount
 
 
-def value(connection: Connection, query: str, parameters: Sequence[object] = ()) -> Any:  # noqa: ANN401  whatever it selects
+def value(connection: Connection, query: str | sql.Composed, parameters: Sequence[object] = ()) -> Any:  # noqa: ANN401  whatever it selects
     """The only value of the only row."""
     rows = connection.execute(query, parameters or None).fetchall()
     assert len(rows) == 1

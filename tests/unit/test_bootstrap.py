@@ -18,10 +18,10 @@ from spectral.core.events.bootstrap import publisher_for, publishing
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
-from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
 from spectral.core.events.infrastructure.postgres import OutboxPublisher
 from spectral.core.events.infrastructure.publishers.asyncpg import AsyncpgOutboxPublisher
-from spectral.core.events.infrastructure.publishers.psycopg_sync import SyncOutboxPublisher
+from spectral.core.events.infrastructure.publishers.psycopg_sync import PsycopgSyncOutboxPublisher
 from spectral.core.events.infrastructure.publishers.sqlalchemy import (
     SqlAlchemyOutboxPublisher,
     SqlAlchemySyncOutboxPublisher,
@@ -68,8 +68,8 @@ class Case:
 CASES = [
     Case(psycopg.AsyncConnection, OutboxPublisher),
     Case(OwnAsyncConnection, OutboxPublisher),
-    Case(psycopg.Connection, SyncOutboxPublisher),
-    Case(OwnConnection, SyncOutboxPublisher),
+    Case(psycopg.Connection, PsycopgSyncOutboxPublisher),
+    Case(OwnConnection, PsycopgSyncOutboxPublisher),
     Case(ClosedAsyncpgConnection, AsyncpgOutboxPublisher),
     Case(PoolConnectionProxy, AsyncpgOutboxPublisher),
     Case(AsyncSession, SqlAlchemyOutboxPublisher),
@@ -92,7 +92,7 @@ def test_drivers_that_are_awaited_get_publishers_that_are_awaited(case: Case) ->
     awaited = (
         "Async" in case.kind.__name__ or case.kind.__module__.startswith("asyncpg") or "asyncpg" in case.kind.__name__
     )
-    expected = AsyncOutboxPublisher if awaited else BlockingOutboxPublisher
+    expected = AsyncOutboxPublisher if awaited else SyncOutboxPublisher
     assert issubclass(case.publisher, expected)
 
 
@@ -104,8 +104,8 @@ def test_an_awaited_publisher_is_the_port() -> None:
 
 def test_a_blocking_publisher_is_known_by_its_connection() -> None:
     # Checked by mypy, which knows the publisher by the overloads.
-    blocking: BlockingOutboxPublisher = publisher_for(object.__new__(psycopg.Connection), SHARED)
-    assert isinstance(blocking, SyncOutboxPublisher)
+    blocking: SyncOutboxPublisher = publisher_for(object.__new__(psycopg.Connection), SHARED)
+    assert isinstance(blocking, PsycopgSyncOutboxPublisher)
 
 
 def test_what_is_shared_is_used() -> None:

@@ -24,7 +24,7 @@ from spectral.core.events.failure import (
     PublishError,
     UnknownContextError,
 )
-from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
 from spectral.core.events.settings import PublishSettings
 
 if TYPE_CHECKING:
@@ -435,7 +435,7 @@ class AwaitedPublisher(AsyncOutboxPublisher):
         return self._table.insert(insert, "insert many")
 
 
-class BlockingPublisher(BlockingOutboxPublisher):
+class BlockingPublisher(SyncOutboxPublisher):
     def __init__(self, table: Table) -> None:
         super().__init__(publishing())
         self._table = table

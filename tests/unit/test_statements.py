@@ -47,9 +47,10 @@ NAMES = [
     "delay",
 ]
 NUMBERS = [str(number) for number in range(1, 15)]
-STYLES: tuple[ParameterStyle, ...] = ("pyformat", "named", "dollar")
+STYLES: tuple[ParameterStyle, ...] = ("pyformat", "binary", "named", "dollar")
 PLACEHOLDERS = {
     "pyformat": re.compile(r"%\((\w+)\)s"),
+    "binary": re.compile(r"%\((\w+)\)b"),
     "named": re.compile(r"(?<!:):(\w+)"),
     "dollar": re.compile(r"\$(\d+)"),
 }
@@ -104,7 +105,7 @@ def an_insert(rows: int = 1) -> Insert:
     )
 
 
-def test_there_are_three_styles() -> None:
+def test_every_style_is_tested_here() -> None:
     assert set(get_args(ParameterStyle)) == set(STYLES)
 
 
@@ -136,7 +137,8 @@ def test_the_styles_differ_in_nothing_but_their_placeholders(statement: Callable
 
     by_number = PLACEHOLDERS["dollar"].sub(spelt, statement("dollar"))
     by_name = PLACEHOLDERS["named"].sub(r"%(\1)s", statement("named"))
-    assert by_number == by_name == statement("pyformat")
+    as_binary = PLACEHOLDERS["binary"].sub(r"%(\1)s", statement("binary"))
+    assert by_number == by_name == as_binary == statement("pyformat")
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
@@ -146,9 +148,12 @@ def test_sqlalchemy_finds_the_parameters_and_leaves_the_casts(statement: Callabl
     assert "::jsonb" in str(compiled)
 
 
+@pytest.mark.parametrize("style", ["pyformat", "binary"])
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_no_percent_sign_stands_outside_a_placeholder(statement: Callable[[ParameterStyle], str]) -> None:
-    assert "%" not in PLACEHOLDERS["pyformat"].sub("", statement("pyformat"))
+def test_no_percent_sign_stands_outside_a_placeholder(
+    statement: Callable[[ParameterStyle], str], style: ParameterStyle
+) -> None:
+    assert "%" not in PLACEHOLDERS[style].sub("", statement(style))
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)

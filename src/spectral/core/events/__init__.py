@@ -10,9 +10,13 @@ from spectral.core.events.failure import (
     FailureCycle,
     NotInTransactionError,
     PayloadError,
+    PayloadNotJsonError,
+    PayloadTooDeepError,
+    PayloadTooLargeError,
     PublishError,
     SpectralError,
     TerminalHandlerError,
+    UnknownContextError,
 )
 from spectral.core.events.protocols import EventHandler, EventListener, EventPublisher
 from spectral.core.events.retry import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -29,10 +33,14 @@ __all__ = [
     "FailureCycle",
     "NotInTransactionError",
     "PayloadError",
+    "PayloadNotJsonError",
+    "PayloadTooDeepError",
+    "PayloadTooLargeError",
     "PublishError",
     "PublishSettings",
     "RetryPolicy",
     "SpectralError",
     "TerminalHandlerError",
+    "UnknownContextError",
     "new_event_id",
 ]

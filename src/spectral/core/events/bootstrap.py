@@ -17,12 +17,12 @@ from spectral.core.events.settings import PublishSettings
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
+    from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
 
 _ROOM: Final = "spectral.core.events.infrastructure"
 _ADAPTERS: Final = {
     "psycopg.AsyncConnection": (f"{_ROOM}.postgres.outbox", "OutboxPublisher"),
-    "psycopg.Connection": (f"{_ROOM}.publishers.psycopg_sync", "SyncOutboxPublisher"),
+    "psycopg.Connection": (f"{_ROOM}.publishers.psycopg_sync", "PsycopgSyncOutboxPublisher"),
     "asyncpg.Connection": (f"{_ROOM}.publishers.asyncpg", "AsyncpgOutboxPublisher"),
     "asyncpg.PoolConnectionProxy": (f"{_ROOM}.publishers.asyncpg", "AsyncpgOutboxPublisher"),
     "sqlalchemy.AsyncSession": (f"{_ROOM}.publishers.sqlalchemy", "SqlAlchemyOutboxPublisher"),
@@ -45,7 +45,7 @@ def publishing(settings: PublishSettings | None = None, *, environ: Mapping[str,
     return Publishing(settings, current_traceparent)
 
 
-class AwaitedConnection(Protocol):
+class AsyncConnectionLike(Protocol):
     """What tells a connection that is awaited from one that blocks, for a type checker that may not know the driver."""
 
     def close(self) -> Coroutine[Any, Any, None]:
@@ -53,8 +53,8 @@ class AwaitedConnection(Protocol):
         ...
 
 
-class BlockingConnection(Protocol):
-    """See `AwaitedConnection`."""
+class SyncConnectionLike(Protocol):
+    """See `AsyncConnectionLike`."""
 
     def close(self) -> None:
         """Close it."""
@@ -62,12 +62,12 @@ class BlockingConnection(Protocol):
 
 
 @overload
-def publisher_for(connection: AwaitedConnection, shared: Publishing | None = None) -> AsyncOutboxPublisher: ...
+def publisher_for(connection: AsyncConnectionLike, shared: Publishing | None = None) -> AsyncOutboxPublisher: ...
 @overload
-def publisher_for(connection: BlockingConnection, shared: Publishing | None = None) -> BlockingOutboxPublisher: ...
+def publisher_for(connection: SyncConnectionLike, shared: Publishing | None = None) -> SyncOutboxPublisher: ...
 def publisher_for(
-    connection: AwaitedConnection | BlockingConnection, shared: Publishing | None = None
-) -> AsyncOutboxPublisher | BlockingOutboxPublisher:
+    connection: AsyncConnectionLike | SyncConnectionLike, shared: Publishing | None = None
+) -> AsyncOutboxPublisher | SyncOutboxPublisher:
     """The publisher for a connection or session of psycopg, asyncpg or SQLAlchemy.
 
     For Django, whose connections belong to threads, use `DjangoOutboxPublisher`.
@@ -80,7 +80,7 @@ def publisher_for(
         if known is not None:
             module, name = known
             adapter = getattr(import_module(module), name)
-            publisher: AsyncOutboxPublisher | BlockingOutboxPublisher = adapter(connection, shared or publishing())
+            publisher: AsyncOutboxPublisher | SyncOutboxPublisher = adapter(connection, shared or publishing())
             return publisher
     raise ConfigurationError(
         f"no publisher knows a {type(connection).__module__}.{type(connection).__qualname__}; give it a connection of "

@@ -42,6 +42,15 @@ _last_stamp = 0
 _stamp_lock = threading.Lock()
 
 
+def _unlock_in_child() -> None:
+    """A fork while another thread drew an id would leave the child waiting for a thread it does not have."""
+    global _stamp_lock  # noqa: PLW0603  as in new_event_id
+    _stamp_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 def new_event_id() -> UUID:
     """A UUIDv7: ids of one process are strictly increasing, so neighbours in time are neighbours in the index."""
     global _last_stamp  # noqa: PLW0603  the clock of the process; one lock, one writer
@@ -66,38 +75,50 @@ def is_storable(text: str) -> bool:
     return _UNSTORABLE.search(text) is None
 
 
+def _canonical(event_id: object) -> str:
+    """The id as every reader will see it; what is no id is complained about elsewhere."""
+    try:
+        return str(UUID(str(event_id)))
+    except ValueError:
+        return "not an id"
+
+
 def _refuse_unstorable(text: str) -> str:
     if not is_storable(text):
         raise ValueError("contains a NUL or a lone surrogate, which Postgres cannot store; remove it")
     return text
 
 
-type_name = Annotated[str, Field(pattern=EVENT_TYPE_PATTERN, max_length=MAX_NAME_LENGTH)]
-context_name = Annotated[str, Field(pattern=CONTEXT_PATTERN)]
+EventTypeName = Annotated[str, Field(pattern=EVENT_TYPE_PATTERN, max_length=MAX_NAME_LENGTH)]
+ContextName = Annotated[str, Field(pattern=CONTEXT_PATTERN)]
 
 
 class EventEnvelope(BaseModel):
     """One thing that happened, told by one context to another, or (no target) to all that subscribe."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A message about a wrong envelope must not show the payload.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     event_id: UUID = Field(default_factory=new_event_id)
-    event_type: type_name
+    event_type: EventTypeName
     event_version: int = Field(default=1, ge=1, le=2**31 - 1)
     occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
-    source: context_name
-    target: context_name | None = None
+    source: ContextName
+    target: ContextName | None = None
     workspace_id: UUID | None = None
     payload: dict[str, Any] = Field(default_factory=dict)
     idempotency_key: Annotated[
         str, Field(min_length=1, max_length=MAX_IDEMPOTENCY_KEY_LENGTH), AfterValidator(_refuse_unstorable)
-    ] = Field(default_factory=lambda validated: str(validated.get("event_id", "")))
+    ] = Field(default_factory=str)  # always given: `_complete` sees to it
     trace_context: str | None = None
+
+    def __hash__(self) -> int:
+        return hash(self.event_id)
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_domain_id(cls, given: object) -> object:
-        """`domain_id` is what earlier documents call `workspace_id`; taken as input, never given out."""
+    def _complete(cls, given: object) -> object:
+        """The key defaults to the event's id; `domain_id`, an older name of `workspace_id`, is taken but not given out."""
         if not isinstance(given, dict):
             return given
         fields = dict(cast("dict[object, object]", given))
@@ -105,10 +126,13 @@ class EventEnvelope(BaseModel):
             if "workspace_id" in fields:
                 raise ValueError("workspace_id and domain_id are the same thing; give one of them")
             fields["workspace_id"] = fields.pop("domain_id")
+        if "idempotency_key" not in fields:
+            event_id = fields.setdefault("event_id", new_event_id())
+            fields["idempotency_key"] = _canonical(event_id)
         return fields
 
-    @field_validator("trace_context", mode="after")
+    @field_validator("trace_context", mode="before")
     @classmethod
-    def _drop_broken_trace(cls, given: str | None) -> str | None:
+    def _drop_broken_trace(cls, given: object) -> str | None:
         """A trace context that is none is dropped: a broken trace must not cost an event."""
-        return given if given is not None and is_traceparent(given) else None
+        return given if isinstance(given, str) and is_traceparent(given) else None

@@ -49,19 +49,21 @@ class NotInTransactionError(PublishError):
 
 
 class DuplicateEventError(PublishError):
-    """An event with this id was published before.
+    """An event with this id was published before; in bulk, one of these, and the server does not say which.
 
     After an ambiguous commit, publish again with `on_conflict="ignore"`.
     """
 
     def __init__(self, event_ids: Collection[UUID]) -> None:
         self.event_ids = tuple(event_ids)
-        named = ", ".join(str(event_id) for event_id in self.event_ids[:3]) or "of this batch"
-        more = f" and {len(self.event_ids) - 3} more" if len(self.event_ids) > 3 else ""  # noqa: PLR2004  as shown
+        what = f"event {self.event_ids[0]}" if len(self.event_ids) == 1 else f"one of {len(self.event_ids)} events"
         super().__init__(
-            f"event {named}{more} was published before; "
+            f"{what} was published before; "
             'if this is a retry after an unclear commit, publish with on_conflict="ignore"'
         )
+
+    def __reduce__(self) -> tuple[type[DuplicateEventError], tuple[tuple[UUID, ...]]]:
+        return type(self), (self.event_ids,)
 
 
 class UnknownContextError(PublishError):

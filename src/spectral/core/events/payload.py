@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from spectral.core.events.envelope import MAX_PAYLOAD_BYTES, MAX_PAYLOAD_DEPTH, is_storable
-from spectral.core.events.failure import PayloadNotJsonError, PayloadTooDeepError, PayloadTooLargeError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from spectral.core.events.failure import (
+    PayloadError,
+    PayloadNotJsonError,
+    PayloadTooDeepError,
+    PayloadTooLargeError,
+)
 
 _Container: TypeAlias = "dict[object, object] | list[object] | tuple[object, ...]"
 
@@ -21,11 +24,26 @@ _TOO_LARGE_INTEGER: Final = 10**MAX_INTEGER_DIGITS
 _MAX_FLOAT_EXPANSION: Final = 64
 """Postgres prints `1e308`, five characters, as 309."""
 
+_SHOWN_STEPS: Final = 8
+
 # The default separators are the ones jsonb prints with.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-def encode_payload(payload: Mapping[str, Any]) -> str:
+class _Refusal(Exception):  # noqa: N818  never leaves this module
+    """Something in the payload is unfit; the way to it is added step by step on the way out, so it costs nothing."""
+
+    def __init__(self, kind: type[PayloadError], complaint: str) -> None:
+        super().__init__(complaint)
+        self.kind = kind
+        self.steps: list[str] = []
+
+    def named(self) -> PayloadError:
+        path = "payload" + "".join(reversed(self.steps[-_SHOWN_STEPS:]))
+        return self.kind(f"{path} {self}")
+
+
+def encode_payload(payload: dict[str, Any]) -> str:
     """The payload as JSON text, checked against everything the table and every reader would refuse.
 
     The size is measured as Postgres will print it (`jsonb::text`), which is what the table's own check measures.
@@ -38,11 +56,11 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     try:
         text = _ENCODER.encode(payload)
         size = len(text.encode())
-    except (TypeError, ValueError, RecursionError) as refusal:
-        _check(payload, "payload", 1)
-        raise PayloadNotJsonError(f"the payload cannot be written as JSON: {refusal}") from None
-    if not _is_plainly_fine(payload, text, size):
-        size += _check(payload, "payload", 1)
+    except (TypeError, ValueError, RecursionError):
+        _expansion(payload)
+        raise PayloadNotJsonError("the payload cannot be written as JSON") from None
+    if size <= MAX_PAYLOAD_BYTES and not _is_plainly_fine(payload, text, size):
+        size += _expansion(payload)
     if size > MAX_PAYLOAD_BYTES:
         raise PayloadTooLargeError(
             f"the payload is {size} bytes serialised, {MAX_PAYLOAD_BYTES} are allowed; "
@@ -51,14 +69,15 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     return text
 
 
-def _is_plainly_fine(payload: Mapping[str, Any], text: str, size: int) -> bool:
+def _is_plainly_fine(payload: dict[str, Any], text: str, size: int) -> bool:
     """Whether nothing in the text can be wrong, so that the values need not be looked at one by one.
 
-    Small enough whatever its numbers expand to, too few brackets to be deep, no NUL, and no key that JSON would
-    have turned into a string.
+    Too small for a number that is too long, and for numbers that expand beyond the limit; too few brackets to be
+    deep; no NUL; no key that JSON would have turned into a string.
     """
     return (
-        size * _MAX_FLOAT_EXPANSION <= MAX_PAYLOAD_BYTES
+        size <= MAX_INTEGER_DIGITS
+        and size * _MAX_FLOAT_EXPANSION <= MAX_PAYLOAD_BYTES
         and text.count("{") + text.count("[") <= MAX_PAYLOAD_DEPTH
         and "\\u0000" not in text
         and _has_text_keys(payload)
@@ -74,55 +93,73 @@ def _has_text_keys(value: object) -> bool:
     return True
 
 
-def _check(value: object, where: str, depth: int) -> int:
-    """Refuse what is not JSON; answer by how many bytes Postgres prints the numbers longer than Python does."""
+def _expansion(payload: dict[str, Any]) -> int:
+    """Look at every value; answer by how many bytes Postgres prints the numbers longer than Python does."""
+    try:
+        return _check(payload, 1)
+    except _Refusal as refusal:
+        raise refusal.named() from None
+
+
+def _check(value: object, depth: int) -> int:
     match value:
         case None | bool():
             return 0
         case str():
-            _refuse_unstorable(value, where)
+            _refuse_unstorable(value)
             return 0
         case int():
             if abs(value) >= _TOO_LARGE_INTEGER:
-                raise PayloadNotJsonError(
-                    f"{where} is an integer of more than {MAX_INTEGER_DIGITS} digits; publish it as a string"
+                raise _Refusal(
+                    PayloadNotJsonError,
+                    f"is an integer of more than {MAX_INTEGER_DIGITS} digits; publish it as a string",
                 )
             return 0
         case float():
-            return _float_expansion(value, where)
+            return _float_expansion(value)
         case dict() | list() | tuple():
             if depth > MAX_PAYLOAD_DEPTH:
-                raise PayloadTooDeepError(f"the payload is nested deeper than {MAX_PAYLOAD_DEPTH} levels; flatten it")
-            steps = _items(cast("_Container", value), where)
-            return sum(_check(item, f"{where}{step}", depth + 1) for step, item in steps)
+                raise _Refusal(PayloadTooDeepError, f"is nested deeper than {MAX_PAYLOAD_DEPTH} levels; flatten it")
+            return _check_items(cast("_Container", value), depth)
         case _:
-            raise PayloadNotJsonError(
-                f"{where} is a {type(value).__name__}, which is not JSON; "
-                "convert it first, for instance with a pydantic model's model_dump(mode='json')"
+            raise _Refusal(
+                PayloadNotJsonError,
+                f"is a {type(value).__name__}, which is not JSON; "
+                "convert it first, for instance with a pydantic model's model_dump(mode='json')",
             )
 
 
-def _items(value: _Container, where: str) -> Iterator[tuple[str, object]]:
-    if not isinstance(value, dict):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-        return
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise PayloadNotJsonError(f"{where} has a key that is a {type(key).__name__}; JSON keys are strings")
-        _refuse_unstorable(key, f"a key of {where}")
-        yield f".{key[:40]}", item
+def _check_items(value: _Container, depth: int) -> int:
+    expansion = 0
+    entries = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in entries:
+        if isinstance(value, dict):
+            _refuse_key(key)
+        try:
+            expansion += _check(item, depth + 1)
+        except _Refusal as refusal:
+            refusal.steps.append(f".{key[:40]}" if isinstance(key, str) else f"[{key}]")
+            raise
+    return expansion
 
 
-def _refuse_unstorable(text: str, where: str) -> None:
+def _refuse_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise _Refusal(PayloadNotJsonError, f"has a key that is a {type(key).__name__}; JSON keys are strings")
+    _refuse_unstorable(key, "has a key with")
+
+
+def _refuse_unstorable(text: str, complaint: str = "contains") -> None:
     if not is_storable(text):
-        raise PayloadNotJsonError(
-            f"{where} contains a NUL or a lone surrogate, which Postgres cannot store; remove it before publishing"
+        raise _Refusal(
+            PayloadNotJsonError,
+            f"{complaint} a NUL or a lone surrogate, which Postgres cannot store; remove it before publishing",
         )
 
 
-def _float_expansion(value: float, where: str) -> int:
-    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124  the one value unlike itself is NaN
-        raise PayloadNotJsonError(f"{where} is {value}, which is not JSON; publish null or a string instead")
+def _float_expansion(value: float) -> int:
+    if not math.isfinite(value):
+        raise _Refusal(PayloadNotJsonError, f"is {value}, which is not JSON; publish null or a string instead")
     printed = float.__repr__(value)
     # Postgres keeps numbers exact and prints them without an exponent: 1e22 becomes twenty-three digits.
     return len(format(Decimal(printed), "f")) - len(printed) if "e" in printed else 0

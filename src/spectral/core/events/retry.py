@@ -10,9 +10,12 @@ from asyncio import CancelledError
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from spectral.core.events.failure import TerminalHandlerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Verdict(StrEnum):
@@ -44,6 +47,8 @@ class RetryPolicy:
             raise ValueError(f"delays must satisfy 0 <= base <= cap, not base {self.base} and cap {self.cap}")
         if not 1 <= self.multiplier < float("inf"):
             raise ValueError(f"multiplier must be a finite number of at least 1, not {self.multiplier}")
+        if not isinstance(self.terminal_errors, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
+            raise ValueError("terminal_errors must be a tuple of exception types")  # noqa: TRY004  as for its neighbours
 
     @property
     def max_attempts(self) -> int:
@@ -58,11 +63,13 @@ class RetryPolicy:
         """The longest delay before this retry; retries count from 1."""
         if retry < 1:
             raise ValueError(f"retries count from 1, not {retry}")
+        if not self.base:
+            return self.base
         try:
-            seconds = self.base.total_seconds() * self.multiplier ** (retry - 1)
+            seconds = self.base.total_seconds() * float(self.multiplier) ** (retry - 1)
         except OverflowError:
             return self.cap
-        return min(timedelta(seconds=min(seconds, self.cap.total_seconds())), self.cap)
+        return self.cap if seconds >= self.cap.total_seconds() else timedelta(seconds=seconds)
 
     def delay(self, retry: int, random: float) -> timedelta:
         """The delay before this retry, for a random number drawn evenly from [0, 1)."""
@@ -73,14 +80,15 @@ class RetryPolicy:
 
 DEFAULT_RETRY_POLICY: Final = RetryPolicy()
 
-_TRANSIENT_STATES: Final = frozenset({"23503", "55P03"})
-"""A parent row that has not arrived yet; a lock that was not to be had."""
-
-_TRANSIENT_CLASSES: Final = frozenset({"08", "40", "53", "57"})
-"""Connection, transaction rollback (deadlock, serialization), out of resources, operator intervention."""
-
 _TERMINAL_CLASSES: Final = frozenset({"22", "23", "42"})
-"""Bad data, broken constraint, wrong statement: the same again gives the same again."""
+"""Bad data, broken constraint, wrong statement: the same again gives the same again.
+
+Every other class may pass: lost connections (08), deadlocks and serialization failures (40), exhausted resources (53),
+locks (55), an operator's intervention (57).
+"""
+
+_MISSING_PARENT: Final = "23503"
+"""The one broken constraint that may mend itself: the row it refers to has not arrived yet."""
 
 
 def sqlstate_of(error: BaseException) -> str | None:
@@ -101,14 +109,24 @@ def sqlstate_of(error: BaseException) -> str | None:
 
 def classify(error: BaseException, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> Verdict:
     """What this error means. A group is as bad as its worst member: terminal, then transient, then release."""
-    if policy.terminal_errors and isinstance(error, policy.terminal_errors):
+    verdicts = {_classify_one(member, policy) for member in _members(error, policy)}
+    return next(verdict for verdict in (Verdict.TERMINAL, Verdict.TRANSIENT, Verdict.RELEASE) if verdict in verdicts)
+
+
+def _members(error: BaseException, policy: RetryPolicy) -> Iterator[BaseException]:
+    """The errors in a group of groups, or the error itself; a group that is named terminal is not looked into."""
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup) and not isinstance(each, policy.terminal_errors):
+            waiting.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
+        else:
+            yield each
+
+
+def _classify_one(error: BaseException, policy: RetryPolicy) -> Verdict:
+    if isinstance(error, (TerminalHandlerError, *policy.terminal_errors)):
         return Verdict.TERMINAL
-    if isinstance(error, BaseExceptionGroup):
-        members = cast("BaseExceptionGroup[BaseException]", error).exceptions
-        verdicts = {classify(member, policy) for member in members}
-        return next(
-            verdict for verdict in (Verdict.TERMINAL, Verdict.TRANSIENT, Verdict.RELEASE) if verdict in verdicts
-        )
     if isinstance(error, CancelledError):
         return Verdict.RELEASE
     state = sqlstate_of(error)
@@ -119,15 +137,15 @@ def _classify_type(error: BaseException) -> Verdict:
     if isinstance(error, ConnectionError | TimeoutError):
         return Verdict.TRANSIENT
     # pydantic.ValidationError is a ValueError, and so are our payload errors.
-    if isinstance(error, TerminalHandlerError | ValueError) or _has_base_named(error, "IntegrityError"):
+    if isinstance(error, ValueError) or _has_base_named(error, "IntegrityError"):
         return Verdict.TERMINAL
     return Verdict.TRANSIENT
 
 
 def _classify_state(state: str) -> Verdict:
-    if state in _TRANSIENT_STATES or state[:2] in _TRANSIENT_CLASSES:
-        return Verdict.TRANSIENT
-    return Verdict.TERMINAL if state[:2] in _TERMINAL_CLASSES else Verdict.TRANSIENT
+    if state[:2] in _TERMINAL_CLASSES and state != _MISSING_PARENT:
+        return Verdict.TERMINAL
+    return Verdict.TRANSIENT
 
 
 def _has_base_named(error: BaseException, name: str) -> bool:

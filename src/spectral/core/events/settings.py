@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 GENERATION_VARIABLE: Final = "SPECTRAL_GENERATION"
 CONTEXTS_VARIABLE: Final = "SPECTRAL_CONTEXTS"
+_MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class PublishSettings:
     """What a publisher stamps on every row, and what it lets through.
 
     `require_transaction=False` lets `publish` run on an idle or autocommit connection: the event is then a
-    transaction of its own, tied to nothing.
+    transaction of its own, tied to nothing, and `publish_many` one transaction for every 5,000.
     """
 
     generation: int
@@ -30,10 +31,13 @@ class PublishSettings:
     require_transaction: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.generation, bool) or not 0 <= self.generation <= MAX_GENERATION:
+        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
             raise ConfigurationError(
                 f"generation must be a whole number between 0 and {MAX_GENERATION}, not {self.generation!r}"
             )
+        contexts: object = self.contexts
+        if isinstance(contexts, str):  # its letters would pass for a set of names
+            raise ConfigurationError(f"contexts must be a set of names, not the text {contexts[:40]!r}")
         wrong = sorted(context for context in self.contexts if re.fullmatch(CONTEXT_PATTERN, context) is None)
         if wrong or not self.contexts:
             raise ConfigurationError(
@@ -66,7 +70,8 @@ def parse_generation(text: str | None) -> int:
         )
     cleaned = text.strip()
     # isascii: int() would take other scripts' digits, and underscores
-    if not (cleaned.isascii() and cleaned.isdigit()) or int(cleaned) > MAX_GENERATION:
+    digits = cleaned.isascii() and cleaned.isdigit() and len(cleaned) <= _MAX_GENERATION_DIGITS
+    if not digits or int(cleaned) > MAX_GENERATION:
         raise ConfigurationError(
             f"{GENERATION_VARIABLE}={cleaned[:40]!r} is not a generation: "
             f"set it to a whole number between 0 and {MAX_GENERATION}, such as {GENERATION_VARIABLE}=1"

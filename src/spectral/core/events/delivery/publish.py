@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from spectral.core.events.channels import channel_for
+from spectral.core.events.envelope import is_traceparent
 from spectral.core.events.failure import DuplicateEventError, PublishError, UnknownContextError
 from spectral.core.events.payload import encode_payload
 
@@ -111,7 +112,7 @@ class Publishing:
         Raises:
             PublishError: the event cannot be published; nothing was sent to the server.
         """
-        return Insert((self._row(envelope, self.current_trace()),), self._stamp(options), _ignores(options))
+        return Insert((self._row(envelope, self._trace()),), self._stamp(options), _ignores(options))
 
     def prepare_many(self, envelopes: Iterable[EventEnvelope], options: PublishOptions) -> list[Insert]:
         """The inserts for many events, all of them checked before the first is sent.
@@ -119,7 +120,7 @@ class Publishing:
         Raises:
             PublishError: one of them cannot be published; nothing was sent to the server.
         """
-        stamp, ignore, trace = self._stamp(options), _ignores(options), self.current_trace()
+        stamp, ignore, trace = self._stamp(options), _ignores(options), self._trace()
         rows = [self._row(envelope, trace) for envelope in envelopes]
         if not ignore:
             _refuse_repeats(rows)
@@ -146,7 +147,15 @@ class Publishing:
             trace_context=envelope.trace_context or trace,
         )
 
+    def _trace(self) -> str | None:
+        """What the tracing library says, if the table would take it."""
+        trace = self.current_trace()
+        return trace if trace is not None and is_traceparent(trace) else None
+
     def _stamp(self, options: PublishOptions) -> Stamp:
+        unknown = sorted(options.keys() - PublishOptions.__annotations__.keys())
+        if unknown:
+            raise PublishError(f"unknown options {unknown}; known are {sorted(PublishOptions.__annotations__)}")
         delay = options.get("delay", timedelta(0))
         if not timedelta(0) <= delay <= timedelta(days=3650):
             raise PublishError(f"delay must be between nothing and ten years, not {delay}")
@@ -178,10 +187,11 @@ def _batches(rows: list[OutboxRow]) -> Iterator[tuple[OutboxRow, ...]]:
     batch: list[OutboxRow] = []
     size = 0
     for row in rows:
-        if batch and (len(batch) >= BATCH_ROWS or size + len(row.payload) > BATCH_BYTES):
+        payload_bytes = len(row.payload.encode())
+        if batch and (len(batch) >= BATCH_ROWS or size + payload_bytes > BATCH_BYTES):
             yield tuple(batch)
             batch, size = [], 0
         batch.append(row)
-        size += len(row.payload)
+        size += payload_bytes
     if batch:
         yield tuple(batch)

@@ -60,7 +60,7 @@ class AsyncOutboxPublisher(ABC):
         """Insert all rows or, if known ids are to be ignored, the new ones; answer how many."""
 
 
-class BlockingOutboxPublisher(ABC):
+class SyncOutboxPublisher(ABC):
     """The same for drivers that block."""
 
     def __init__(self, publishing: Publishing) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from psycopg import AsyncClientCursor, ClientCursor
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from spectral.core.events.infrastructure.statements import insert_many, insert_one, not_in_transaction
@@ -18,7 +17,6 @@ _ONE: Final = insert_one("pyformat").encode()
 _ONE_OR_FAIL: Final = insert_one("pyformat", on_conflict=False).encode()
 # Arrays as text have to be quoted here and parsed there, which costs more than everything else a bulk publish does.
 _MANY: Final = {ignore: insert_many("binary", on_conflict=ignore).encode() for ignore in (True, False)}
-_MANY_AS_TEXT: Final = {ignore: insert_many("pyformat", on_conflict=ignore).encode() for ignore in (True, False)}
 
 
 def require_transaction(connection: Connection[Any] | AsyncConnection[Any], *, required: bool) -> None:
@@ -36,10 +34,9 @@ def statement_for_one(connection: Connection[Any] | AsyncConnection[Any], insert
     return _ONE_OR_FAIL if pipelined and not insert.ignore_known else _ONE
 
 
-def statement_for_many(connection: Connection[Any] | AsyncConnection[Any], insert: Insert) -> bytes:
-    """Whole or not at all, unless known ids are to be ignored. Cursors that bind on the client speak only text."""
-    binds_here = issubclass(connection.cursor_factory, ClientCursor | AsyncClientCursor)
-    return (_MANY_AS_TEXT if binds_here else _MANY)[insert.ignore_known]
+def statement_for_many(insert: Insert) -> bytes:
+    """Whole or not at all, unless known ids are to be ignored."""
+    return _MANY[insert.ignore_known]
 
 
 def counted(rowcount: int, insert: Insert) -> int:

@@ -33,11 +33,12 @@ class OutboxPublisher(AsyncOutboxPublisher):
         return await self._execute(statement_for_one(self._connection, insert), insert.single(), insert)
 
     async def _insert_many(self, insert: Insert) -> int:
-        return await self._execute(statement_for_many(self._connection, insert), insert.columns(), insert)
+        return await self._execute(statement_for_many(insert), insert.columns(), insert)
 
     async def _execute(self, statement: bytes, parameters: dict[str, Any], insert: Insert) -> int:
         try:
-            cursor = await self._connection.execute(statement, parameters)
+            # A plain cursor, whatever the connection's factory makes: others write parameters differently.
+            cursor = await psycopg.AsyncCursor(self._connection).execute(statement, parameters)
         except psycopg.Error as error:
             refuse(error, error.sqlstate, insert)
         return counted(cursor.rowcount, insert)

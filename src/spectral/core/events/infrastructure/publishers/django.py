@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections
 
-from spectral.core.events.infrastructure.outbox_publisher import BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import SyncOutboxPublisher
 from spectral.core.events.infrastructure.statements import insert_many, insert_one, not_in_transaction, refuse
 from spectral.core.events.retry import sqlstate_of
 
@@ -17,10 +17,10 @@ _ONE: Final = insert_one("pyformat")
 _MANY: Final = {ignore: insert_many("pyformat", on_conflict=ignore) for ignore in (True, False)}
 
 
-class DjangoOutboxPublisher(BlockingOutboxPublisher):
+class DjangoOutboxPublisher(SyncOutboxPublisher):
     """Publishes on the connection Django has for this thread and alias."""
 
-    def __init__(self, publishing: Publishing, using: str = DEFAULT_DB_ALIAS) -> None:
+    def __init__(self, publishing: Publishing, *, using: str = DEFAULT_DB_ALIAS) -> None:
         super().__init__(publishing)
         self._using = using
 

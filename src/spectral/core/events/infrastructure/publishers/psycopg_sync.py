@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from spectral.core.events.infrastructure.outbox_publisher import BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import SyncOutboxPublisher
 from spectral.core.events.infrastructure.psycopg_statements import (
     counted,
     require_transaction,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.publish import Insert, Publishing
 
 
-class SyncOutboxPublisher(BlockingOutboxPublisher):
+class PsycopgSyncOutboxPublisher(SyncOutboxPublisher):
     """Publishes on a sync connection of psycopg."""
 
     def __init__(self, connection: psycopg.Connection[Any], publishing: Publishing) -> None:
@@ -33,11 +33,12 @@ class SyncOutboxPublisher(BlockingOutboxPublisher):
         return self._execute(statement_for_one(self._connection, insert), insert.single(), insert)
 
     def _insert_many(self, insert: Insert) -> int:
-        return self._execute(statement_for_many(self._connection, insert), insert.columns(), insert)
+        return self._execute(statement_for_many(insert), insert.columns(), insert)
 
     def _execute(self, statement: bytes, parameters: dict[str, Any], insert: Insert) -> int:
         try:
-            cursor = self._connection.execute(statement, parameters)
+            # A plain cursor, whatever the connection's factory makes: others write parameters differently.
+            cursor = psycopg.Cursor(self._connection).execute(statement, parameters)
         except psycopg.Error as error:
             refuse(error, error.sqlstate, insert)
         return counted(cursor.rowcount, insert)

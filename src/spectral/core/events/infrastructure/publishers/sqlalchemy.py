@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, BlockingOutboxPublisher
+from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
 from spectral.core.events.infrastructure.statements import insert_many, insert_one, not_in_transaction, refuse
 from spectral.core.events.retry import sqlstate_of
 
@@ -23,7 +23,7 @@ _ONE: Final = text(insert_one("named"))
 _MANY: Final = {ignore: text(insert_many("named", on_conflict=ignore)) for ignore in (True, False)}
 
 
-class SqlAlchemySyncOutboxPublisher(BlockingOutboxPublisher):
+class SqlAlchemySyncOutboxPublisher(SyncOutboxPublisher):
     """Publishes through a `Session` or `Connection`, in the transaction that is open on it."""
 
     def __init__(self, bind: Session | Connection, publishing: Publishing) -> None:

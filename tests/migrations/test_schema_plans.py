@@ -1,0 +1,345 @@
+"""A million rows, a thousand of them to be delivered: what the verbs cost does not depend on history.
+
+The plans are those of the statements inside the functions, as auto_explain sees them; the cost is counted in buffers.
+The table has 33,000 pages and its primary key 5,000, so that reading either whole cannot be missed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from spectral.core.embedded import PostgresServer, database_of
+from tests.migrations.schema import Connection, outbox_row, prepared_database, value
+from tests.migrations.sql import CHANNELS, EVENT_TYPE, claim, publish
+
+# One worker builds the million rows; with the default timeout a slow machine would not.
+pytestmark = [pytest.mark.xdist_group("schema_plans"), pytest.mark.timeout(300)]
+
+# Scattered among a million: 1,000 pending (of three contexts, and broadcasts), 100 in flight, 1,000 failed.
+FILL = """\
+insert into core.outbox (
+    id, event_type, source, target, channel, generation, idempotency_key, status, attempts, next_attempt_at,
+    claim_token, claimed_by, claimed_at, delivered_at, last_error, first_failed_at
+)
+select
+    gen_random_uuid(), 'worlds.scan.completed', 'worlds',
+    (array['platform', 'worlds', 'core', null])[1 + n / 1000 %% 4],
+    'outbox_gen_1', 1, 'key-' || n, row.status, case row.status when 'pending' then 0 else 1 end,
+    now() - interval '1 day' + n * interval '1 ms',
+    case row.status when 'in_flight' then gen_random_uuid() end,
+    case when row.status in ('in_flight', 'failed') then 'worker-' || n %% 7 end,
+    case when row.status in ('in_flight', 'failed') then now() - interval '1 day' end,
+    case row.status when 'delivered' then now() end,
+    case row.status when 'failed' then 'ValueError: no' end,
+    case row.status when 'failed' then now() - n * interval '1 ms' end
+from generate_series(1, %s) as n
+cross join lateral (
+    select case when n %% 1000 = 0 then 'pending' when n %% 10000 = 1 then 'in_flight' when n %% 1000 = 2 then 'failed'
+           else 'delivered' end as status
+) as row"""
+
+EXPLAIN = """\
+load 'auto_explain';
+set auto_explain.log_min_duration = 0;
+set auto_explain.log_nested_statements = on;
+set auto_explain.log_analyze = on;
+set auto_explain.log_buffers = on;
+set auto_explain.log_timing = off;
+set auto_explain.log_format = json;
+set auto_explain.log_level = notice;
+set client_min_messages = notice"""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How one statement reached core.outbox."""
+
+    statement: str
+    indexes: frozenset[str]
+    scans: tuple[str, ...]
+    buffers: int
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What is run, by which index it finds its rows, which other it may use, how many buffers a statement may touch."""
+
+    run: Callable[[Connection], object]
+    index: str = "outbox_pkey"
+    buffers: int = 500
+    also: str = "outbox_pkey"
+
+
+def claim_ten(connection: Connection) -> None:
+    claim(connection, limit=10)
+
+
+def fan_out(connection: Connection) -> None:
+    connection.execute("select core.outbox_fan_out('{1}', %s, 10)", [CHANNELS])
+
+
+def fail_unhandled(connection: Connection) -> None:
+    connection.execute("select core.outbox_fail_unhandled('worlds', '{1}', %s, '0 s', 10)", [CHANNELS])
+
+
+def reap(connection: Connection) -> None:
+    connection.execute("select core.outbox_reap('1 s', '0 s', 10)")
+
+
+def ids_of(connection: Connection, status: str) -> list[UUID]:
+    """Ten ids, found without leaving a plan of ours."""
+    connection.execute("set auto_explain.log_min_duration = -1")
+    rows = connection.execute("select id from core.outbox where status = %s limit 10", [status]).fetchall()
+    connection.execute("set auto_explain.log_min_duration = 0")
+    return [event_id for (event_id,) in rows]
+
+
+def held(connection: Connection) -> list[list[UUID]]:
+    """Ids and tokens of ten rows in flight, in the same way."""
+    connection.execute("set auto_explain.log_min_duration = -1")
+    rows = connection.execute("select id, claim_token from core.outbox where status = 'in_flight' limit 10").fetchall()
+    connection.execute("set auto_explain.log_min_duration = 0")
+    return [[event_id for event_id, _ in rows], [token for _, token in rows]]
+
+
+def begin(connection: Connection) -> None:
+    ids, tokens = held(connection)
+    handlers = ["platform.project_scan"] * len(ids)
+    connection.execute("select core.outbox_begin(%s::uuid[], %s::uuid[], %s::text[])", [ids, tokens, handlers])
+
+
+def settle(connection: Connection) -> None:
+    ids, tokens = held(connection)
+    outcomes, errors, delays = ([given] * len(ids) for given in ("dead_letter", "ValueError: no", "0 s"))
+    connection.execute(
+        "select core.outbox_settle(%s::uuid[], %s::uuid[], %s::text[], %s::text[], %s::interval[])",
+        [ids, tokens, outcomes, errors, delays],
+    )
+
+
+def release(connection: Connection) -> None:
+    connection.execute("select core.outbox_release(%s::uuid[], %s::uuid[])", held(connection))
+
+
+def renew(connection: Connection) -> None:
+    connection.execute("select core.outbox_renew(%s::uuid[], %s::uuid[])", held(connection))
+
+
+def replay(connection: Connection) -> None:
+    connection.execute("select core.outbox_replay_many(%s::uuid[], 1)", [ids_of(connection, "failed")])
+
+
+def discard(connection: Connection) -> None:
+    connection.execute("select core.outbox_discard(%s::uuid[])", [ids_of(connection, "failed")])
+
+
+VERBS: Mapping[str, Verb] = {
+    "claim": Verb(claim_ten, "outbox_pending_idx"),
+    "fan_out": Verb(fan_out, "outbox_pending_idx"),
+    "fail_unhandled": Verb(fail_unhandled, "outbox_pending_idx"),
+    # It looks at every row in flight, and there are a hundred.
+    "reap": Verb(reap, "outbox_in_flight_idx", 1_000),
+    "begin": Verb(begin),
+    "settle": Verb(settle),
+    "release": Verb(release),
+    "renew": Verb(renew),
+    "replay": Verb(replay, also="outbox_failed_idx"),
+    "discard": Verb(discard, also="outbox_failed_idx"),
+}
+
+
+def explained(connection: Connection, run: Callable[[Connection], object]) -> list[Reading]:
+    """Run it in a transaction that is rolled back, and see how its statements reached core.outbox."""
+    said: list[str] = []
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        said.append(diagnostic.message_primary or "")
+
+    connection.execute(EXPLAIN)
+    connection.add_notice_handler(note)
+    try:
+        with connection.transaction(force_rollback=True):
+            run(connection)
+    finally:
+        connection.remove_notice_handler(note)
+        connection.execute("set auto_explain.log_min_duration = -1")
+    plans = [json.loads(text.split("plan:", 1)[1]) for text in said if text.startswith("duration:")]
+    readings = [reading_of(plan) for plan in plans]
+    return [reading for reading in readings if reading.scans]
+
+
+def reading_of(plan: Mapping[str, Any]) -> Reading:
+    nodes = list(nodes_of(plan["Plan"]))
+    # A bitmap's index scan names its index only.
+    on_outbox = [node for node in nodes if node.get("Relation Name") == "outbox" and "Scan" in node["Node Type"]]
+    indexes = frozenset(name for node in nodes if (name := node.get("Index Name", "")).startswith("outbox_"))
+    top = plan["Plan"]
+    buffers = top.get("Shared Hit Blocks", 0) + top.get("Shared Read Blocks", 0)
+    return Reading(plan["Query Text"], indexes, tuple(node["Node Type"] for node in on_outbox), buffers)
+
+
+def nodes_of(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes_of(child)
+
+
+def assert_cheap(verb: Verb, readings: list[Reading]) -> None:
+    assert readings, "no statement of it reached the table"
+    for reading in readings:
+        assert "Seq Scan" not in reading.scans, reading
+        assert reading.buffers < verb.buffers, reading
+        # The rows in flight and the pending ones leave dead entries behind in their indexes, for as long as a snapshot
+        # pins them: who knows the ids does not go that way.
+        assert reading.indexes <= {verb.index, verb.also}, reading
+    assert verb.index in frozenset().union(*(reading.indexes for reading in readings))
+
+
+def ready(server: PostgresServer, template: str) -> Iterator[str]:
+    """A database whose statistics nobody touches by himself.
+
+    The CHECKs go: they have no part in a plan, and two thirds of the time of filling the table.
+    """
+    with prepared_database(server, template) as dsn:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("alter table core.outbox set (autovacuum_enabled = false)")
+            checks = connection.execute(
+                "select conname from pg_constraint where conrelid = 'core.outbox'::regclass and contype = 'c'"
+            ).fetchall()
+            connection.execute(
+                sql.SQL("alter table core.outbox {}").format(
+                    sql.SQL(", ").join(sql.SQL("drop constraint {}").format(sql.Identifier(name)) for (name,) in checks)
+                )
+            )
+        yield dsn
+
+
+def fill(dsn: str, statement: str, count: int) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("set session_replication_role = replica")
+        connection.execute(statement, [count])
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A million rows without statistics, and how a session fared that had planned everything when there were none."""
+
+    dsn: str
+    veteran: Mapping[str, list[Reading]]
+
+
+@pytest.fixture(scope="module")
+def grown(postgres: PostgresServer, migrated_template: str) -> Iterator[Grown]:
+    for dsn in ready(postgres, migrated_template):
+        with psycopg.connect(dsn, autocommit=True) as veteran:
+            veteran.execute("load 'auto_explain'")
+            for verb in VERBS.values():
+                for _ in range(7):  # after five, Postgres too takes a plan for all arguments
+                    verb.run(veteran)
+            fill(dsn, FILL, 1_000_000)
+            fared = {name: explained(veteran, verb.run) for name, verb in VERBS.items()}
+        yield Grown(dsn, fared)
+
+
+@pytest.fixture(scope="module")
+def analyzed(grown: Grown, postgres: PostgresServer) -> Iterator[str]:
+    copy = postgres.create_database(template=database_of(grown.dsn))
+    with psycopg.connect(copy, autocommit=True) as connection:
+        connection.execute("analyze")
+    yield copy
+    postgres.drop_database(copy)
+
+
+@pytest.fixture(scope="module")
+def backlog(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
+    """A hundred thousand rows waiting, and statistics that know it."""
+    for dsn in ready(postgres, migrated_template):
+        statement = FILL.replace("n %% 1000 = 0 then 'pending'", "n %% 10000 > 2 then 'pending'")
+        fill(dsn, statement, 100_000)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("analyze")
+        yield dsn
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_without_statistics_every_verb_reads_only_what_it_needs(grown: Grown, name: str) -> None:
+    with psycopg.connect(grown.dsn, autocommit=True) as connection:
+        assert_cheap(VERBS[name], explained(connection, VERBS[name].run))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_with_statistics_every_verb_reads_only_what_it_needs(analyzed: str, name: str) -> None:
+    with psycopg.connect(analyzed, autocommit=True) as connection:
+        assert_cheap(VERBS[name], explained(connection, VERBS[name].run))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_plan_made_while_the_table_was_empty_is_still_good(grown: Grown, name: str) -> None:
+    assert_cheap(VERBS[name], grown.veteran[name])
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_large_backlog_makes_no_verb_read_it_whole(backlog: str, name: str) -> None:
+    with psycopg.connect(backlog, autocommit=True) as connection:
+        assert_cheap(VERBS[name], explained(connection, VERBS[name].run))
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_the_dlq_is_listed_by_its_index_in_its_order(grown: Grown, analyzed: str, *, statistics: bool) -> None:
+    listing = (
+        "explain (analyze, buffers, timing off, format json) select id, last_error, first_failed_at from core.outbox"
+        " where status = 'failed' and deleted_at is null order by first_failed_at desc, id limit 50"
+    )
+    with psycopg.connect(analyzed if statistics else grown.dsn, autocommit=True) as connection:
+        connection.execute("set role spectral_operator")
+        (plan,) = value(connection, listing)
+    nodes = [node["Node Type"] for node in nodes_of(plan["Plan"])]
+    assert nodes == ["Limit", "Index Scan"]
+    reading = reading_of({**plan, "Query Text": listing})
+    assert reading.indexes == {"outbox_failed_idx"}
+    assert reading.buffers < 100
+
+
+# heap-only updates
+
+
+def test_renewing_a_lease_is_a_heap_only_update(connection: Connection) -> None:
+    for _ in range(100):  # full pages, as far as the fill factor lets them be
+        publish(connection)
+    claims = claim(connection, limit=5)
+    before = updates(connection)
+    for _ in range(20):
+        connection.execute(
+            "select core.outbox_renew(%s, %s)", [[each.id for each in claims], [each.token for each in claims]]
+        )
+    after = updates(connection)
+    assert (after[0] - before[0], after[1] - before[1]) == (100, 100)
+
+
+def updates(connection: Connection) -> tuple[int, int]:
+    """All updates of the table so far, and those that were heap-only."""
+    connection.execute("select pg_stat_force_next_flush()")
+    row = connection.execute(
+        "select n_tup_upd, n_tup_hot_upd from pg_stat_user_tables where relid = 'core.outbox'::regclass"
+    ).fetchone()
+    assert row is not None
+    total, heap_only = row
+    return int(total), int(heap_only)
+
+
+def test_a_claim_with_statistics_from_before_the_rows_were_claimed_is_still_cheap(connection: Connection) -> None:
+    # Statistics say that everything is in flight; the truth is the opposite.
+    for _ in range(20):
+        outbox_row(connection, "in_flight")
+    connection.execute("analyze core.outbox")
+    for _ in range(200):
+        outbox_row(connection, event_type=EVENT_TYPE)
+    assert_cheap(VERBS["claim"], explained(connection, claim_ten))
