@@ -118,7 +118,7 @@ class EventEnvelope(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, given: object) -> object:
-        """The key defaults to the event's id; `domain_id`, an older name of `workspace_id`, is taken but not given out."""
+        """The key defaults to the id; `domain_id`, an older name of `workspace_id`, is taken but not given out."""
         if not isinstance(given, dict):
             return given
         fields = dict(cast("dict[object, object]", given))
