@@ -20,9 +20,22 @@ begin
         end;
     end loop;
 
-    -- A migrating role that is no superuser (managed Postgres) must be able to hand objects to the owner.
-    if not pg_has_role(current_user, 'spectral_owner', 'member') then
-        execute format('grant spectral_owner to %I', current_user);
+    -- A migrating role that is no superuser (managed Postgres) must be able to hand objects to the owner and to work on
+    -- them afterwards. Since Postgres 16 creating a role gives its creator neither, only the right to grant it.
+    if not pg_has_role(current_user, 'spectral_owner', 'usage')
+        or not pg_has_role(
+            current_user, 'spectral_owner',
+            case when current_setting('server_version_num')::integer >= 160000 then 'set' else 'member' end
+        )
+    then
+        begin
+            execute format('grant spectral_owner to %I', current_user);
+        exception when insufficient_privilege then
+            -- The runner shows the first line of an error, so what to do stands in it.
+            raise exception 'another role created spectral_owner on this server; have it or a superuser run: %',
+                format('grant spectral_owner to %I', current_user)
+                using errcode = 'insufficient_privilege';
+        end;
     end if;
 end
 $roles$;
@@ -34,4 +47,4 @@ revoke all on schema core from public;
 grant usage on schema core
     to spectral_publisher, spectral_worker, spectral_operator, spectral_retention, spectral_readonly;
 
-comment on schema core is 'The event substrate: outbox, dedup log, deployments, and the functions that alone change them.';
+comment on schema core is 'The event substrate: outbox, dedup log, deployments, and the functions that change them.';

@@ -82,10 +82,17 @@ create table core.outbox (
     constraint outbox_payload_object_check check (jsonb_typeof(payload) = 'object'),
     constraint outbox_payload_size_check check (octet_length(payload::text) <= 262144),
     -- The payload itself is level 1, so nothing that can hold more may stand 64 steps below it. Each level takes eight
-    -- bytes at least, so a payload below 512 need not be walked.
+    -- bytes at least, so a payload below 512 that is not compressed need not be walked.
     constraint outbox_payload_depth_check check (
-        pg_column_size(payload) < 512
+        (pg_column_size(payload) < 512 and pg_column_compression(payload) is null)
         or not jsonb_path_exists(payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")')
+    ),
+
+    -- Times that every program can read back: a claim must never fail on one row's date. A century less than the last
+    -- year of a Python datetime, for whatever the reader's time zone adds.
+    constraint outbox_times_check check (
+        occurred_at between '1900-01-01 00:00+00' and '9900-01-01 00:00+00'
+        and next_attempt_at between '1900-01-01 00:00+00' and '9900-01-01 00:00+00'
     ),
 
     constraint outbox_status_check check (status in ('pending', 'in_flight', 'delivered', 'failed')),
@@ -154,8 +161,8 @@ revoke execute on function core.outbox_notify() from public;
 create trigger outbox_notify after insert on core.outbox
     for each row execute function core.outbox_notify();
 
--- A plain INSERT may leave out the key (it is the event's id then) and may bring a trace context that is none (it is
--- dropped: a broken trace must not cost an event).
+-- A plain INSERT may leave out the key (it is the event's id then), may bring a trace context that is none (it is
+-- dropped: a broken trace must not cost an event), and cannot jump the queue by being due before it was written.
 create function core.outbox_complete() returns trigger
     language plpgsql
     set search_path = pg_catalog, pg_temp
@@ -165,6 +172,7 @@ begin
     if new.trace_context !~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$' then
         new.trace_context := null;
     end if;
+    new.next_attempt_at := greatest(new.next_attempt_at, new.created_at);
     return new;
 end
 $$;
@@ -176,6 +184,7 @@ create trigger outbox_complete before insert on core.outbox
     when (
         new.idempotency_key is null
         or new.trace_context !~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$'
+        or new.next_attempt_at < new.created_at - interval '1 minute'
     )
     execute function core.outbox_complete();
 

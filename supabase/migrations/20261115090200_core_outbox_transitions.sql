@@ -47,11 +47,11 @@ create trigger outbox_status_transition before update of status, target, last_er
 -- Attempts are given back by release and replay alone: that is what brings a poison pill to the DLQ.
 create trigger outbox_attempts_transition before update of attempts, status on core.outbox
     for each row
-    when (not (
-        new.attempts >= old.attempts
-        or (old.status = 'in_flight' and new.status = 'pending' and new.attempts = old.attempts - 1)
-        or (old.status = 'failed' and new.status = 'pending' and new.attempts = 0)
-    ))
+    when (not case
+        when old.status = 'failed' and new.status = 'pending' then new.attempts = 0
+        when old.status = 'in_flight' and new.status = 'pending' then new.attempts >= old.attempts - 1
+        else new.attempts >= old.attempts
+    end)
     execute function core.outbox_refuse_transition();
 
 -- A claim ends; it is never taken over in flight.
@@ -76,17 +76,20 @@ create trigger outbox_history_transition before update of failure_history on cor
         new.failure_history is distinct from old.failure_history
         and not (
             old.status = 'failed' and new.status = 'pending'
-            and new.failure_history @> old.failure_history
+            and new.failure_history - (-1) = old.failure_history
         )
     )
     execute function core.outbox_refuse_transition();
 
--- Delivered is for ever, its moment included; only a discard, which is of a failed row, may be taken back.
+-- Delivered is for ever, its moment included; only a discard, which is of a failed row, may be taken back. A tombstone
+-- is set now, once: its age decides when the row is deleted.
 create trigger outbox_end_transition before update of delivered_at, deleted_at on core.outbox
     for each row
     when (
         (old.delivered_at is not null and new.delivered_at is distinct from old.delivered_at)
         or (old.deleted_at is not null and new.deleted_at is null and old.status <> 'failed')
+        or (old.deleted_at is not null and new.deleted_at <> old.deleted_at)
+        or (old.deleted_at is null and abs(extract(epoch from new.deleted_at - clock_timestamp())) > 3600)
     )
     execute function core.outbox_refuse_transition();
 

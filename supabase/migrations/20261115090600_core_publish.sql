@@ -1,15 +1,24 @@
 -- Publish for producers that are not Python: psql, Supabase RPC, other languages. Joins the caller's transaction like
 -- any function does. EXECUTE on these is all a producer needs; a plain INSERT with the publisher role works as well.
 
--- The workspace this session acts for: `set local spectral.workspace_id`, or the claim of a Supabase token. Null: none.
+-- The workspace this session acts for: `set local spectral.workspace_id`, or the claim of a Supabase token. Null: none,
+-- which is for services; a user's token that names no workspace is refused.
 create function core.current_workspace() returns uuid
-    language sql stable parallel safe
+    language plpgsql stable parallel safe
     set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(
-        nullif(current_setting('spectral.workspace_id', true), ''),
-        nullif(current_setting('request.jwt.claims', true), '')::jsonb ->> 'workspace_id'
-    )::uuid
+declare
+    v_claims jsonb := nullif(current_setting('request.jwt.claims', true), '');
+    v_workspace uuid := coalesce(
+        nullif(current_setting('spectral.workspace_id', true), ''), v_claims ->> 'workspace_id'
+    );
+begin
+    if v_workspace is null and v_claims is not null and v_claims ->> 'role' is distinct from 'service_role' then
+        raise exception 'the token names no workspace'
+            using errcode = 'insufficient_privilege', hint = 'Add a workspace_id claim to the token.';
+    end if;
+    return v_workspace;
+end
 $$;
 alter function core.current_workspace() owner to spectral_owner;
 revoke execute on function core.current_workspace() from public;
@@ -40,6 +49,30 @@ declare
     v_generation bigint := coalesce(p_generation, (select live.generation from core.live_generation as live));
     v_workspace uuid := core.current_workspace();
 begin
+    if jsonb_typeof(p_events) is distinct from 'array' or exists (
+        select
+        from jsonb_array_elements(p_events) as event
+        where jsonb_typeof(event) <> 'object'
+    ) then
+        raise exception 'events must be a JSON array of objects' using errcode = 'invalid_parameter_value';
+    end if;
+    if exists (
+        select
+        from jsonb_array_elements(p_events) as event
+        cross join jsonb_object_keys(event) as key
+        where key not in (
+            'event_id', 'event_type', 'event_version', 'occurred_at', 'source', 'target', 'content_class',
+            'workspace_id', 'payload', 'idempotency_key', 'trace_context'
+        )
+    ) then
+        raise exception 'an event has a key that is none of an envelope''s'
+            using errcode = 'invalid_parameter_value',
+                  hint = 'Known are event_id, event_type, event_version, occurred_at, source, target, content_class, '
+                         'workspace_id, payload, idempotency_key, trace_context.';
+    end if;
+    if p_delay < interval '0' then
+        raise exception 'a delay cannot be negative' using errcode = 'invalid_parameter_value';
+    end if;
     if v_generation is null then
         raise exception 'no generation given and none is live'
             using errcode = 'invalid_parameter_value',

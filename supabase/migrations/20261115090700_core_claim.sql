@@ -1,15 +1,16 @@
 -- Claim: hand due rows to one worker under a fresh token.
 
 -- The rows of one claim are marked in flight and charged an attempt in the same step, so that an event which kills its
--- process runs out of attempts. A row that was tried before is handed out alone: should it kill its process again,
--- it takes no neighbour with it.
+-- process runs out of attempts. A row whose last worker was lost is handed out alone: should it be what killed it, it
+-- takes no neighbour along the next time.
 --
 -- p_due_after: start the scan at this due time (the last one seen). A snapshot that pins old row versions makes the
 -- scan walk their dead index entries; starting late avoids it. Null scans from the beginning, which is what picks up
 -- retries and late commits, and has to be done now and then.
 --
--- Locks: the candidate rows, FOR UPDATE SKIP LOCKED, until the end of the transaction, which should be short and may be
--- committed without waiting for the disk: a claim lost in a crash is just pending again.
+-- Locks: the rows it takes and the first of each generation and channel, FOR UPDATE SKIP LOCKED, until the end of the
+-- transaction, which should be short and may be committed without waiting for the disk: a claim lost in a crash is just
+-- pending again.
 create function core.outbox_claim(
     p_worker text,
     p_context text,
@@ -25,30 +26,36 @@ create function core.outbox_claim(
 )
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
-    -- One plan for every call and every state of the statistics: the partial index in its own order. A plan cached while
-    -- the table was small must not read a table that has grown.
+    -- One plan for every call and every state of the statistics: the partial index in its own order. A plan cached
+    -- while the table was small must not read a table that has grown.
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
     set enable_bitmapscan = off
+    -- A generic plan's guess of the backlog may look worth compiling; the few rows it reads never are.
+    set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_due_after timestamptz := coalesce(p_due_after, '-infinity');
     v_token uuid := gen_random_uuid();
+    v_line record;
+    v_chosen uuid[] := '{}';
+    v_found uuid[];
 begin
     if coalesce(p_worker, '') = '' or p_limit is null or p_limit < 1 then
         raise exception 'a claim needs a worker''s name and a limit of at least 1'
             using errcode = 'invalid_parameter_value';
     end if;
 
-    return query
-    -- for each generation and channel the earliest due rows, oldest first; rows another worker looks at are skipped
-    with candidate as materialized (
-        select due.id, due.attempts, due.next_attempt_at
-        from unnest(p_generations) as accepted (generation)
-        cross join unnest(p_channels) as heard (channel)
+    -- Each generation and channel is a line of its own; the one whose first row has waited longest is served first.
+    for v_line in
+        select accepted.generation, heard.channel, head.id, head.suspect
+        from (select distinct given.generation from unnest(p_generations) as given (generation)) as accepted
+        cross join (select distinct given.channel from unnest(p_channels) as given (channel)) as heard
         cross join lateral (
-            select outbox.id, outbox.attempts, outbox.next_attempt_at
+            select
+                outbox.id, outbox.next_attempt_at,
+                coalesce(outbox.attempts > 0 and outbox.last_error like 'WorkerLostError:%', false) as suspect
             from core.outbox
             where outbox.status = 'pending'
               and outbox.deleted_at is null
@@ -59,37 +66,47 @@ begin
               and outbox.next_attempt_at <= v_now
               and outbox.next_attempt_at >= v_due_after
             order by outbox.next_attempt_at, outbox.id
-            limit p_limit
+            limit 1
             for update skip locked
-        ) as due
-    ),
-    -- their order across generations and channels
-    ranked as (
-        select
-            candidate.id,
-            candidate.attempts,
-            row_number() over (order by candidate.next_attempt_at, candidate.id) as place,
-            first_value(candidate.attempts)
-                over (order by candidate.next_attempt_at, candidate.id) as attempts_of_first
-        from candidate
-    ),
-    -- a tried row alone when it is first in line, otherwise the untried ones
-    chosen as (
-        select ranked.id
-        from ranked
-        where case when ranked.attempts_of_first > 0 then ranked.place = 1 else ranked.attempts = 0 end
-        order by ranked.place
-        limit p_limit
-    ),
-    claimed as (
+        ) as head
+        order by head.next_attempt_at, head.id
+    loop
+        exit when cardinality(v_chosen) >= p_limit;
+        if v_line.suspect then
+            continue when cardinality(v_chosen) > 0;
+            v_chosen := array[v_line.id];
+            exit;
+        end if;
+        select coalesce(array_agg(line.id), '{}')
+        into v_found
+        from (
+            select outbox.id
+            from core.outbox
+            where outbox.status = 'pending'
+              and outbox.deleted_at is null
+              and outbox.generation = v_line.generation
+              and outbox.channel = v_line.channel
+              and outbox.target = p_context
+              and outbox.event_type = any (p_event_types)
+              and outbox.next_attempt_at <= v_now
+              and outbox.next_attempt_at >= v_due_after
+              and (outbox.attempts = 0 or outbox.last_error not like 'WorkerLostError:%')
+            order by outbox.next_attempt_at, outbox.id
+            limit p_limit - cardinality(v_chosen)
+            for update skip locked
+        ) as line;
+        v_chosen := v_chosen || v_found;
+    end loop;
+
+    return query
+    with claimed as (
         update core.outbox
         set status = 'in_flight',
             attempts = outbox.attempts + 1,
             claim_token = v_token,
             claimed_by = p_worker,
             claimed_at = v_now
-        from chosen
-        where outbox.id = chosen.id
+        where outbox.id = any (v_chosen)
         returning outbox.*
     )
     select

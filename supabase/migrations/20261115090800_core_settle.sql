@@ -1,6 +1,9 @@
 -- What a worker may do with rows it has claimed: begin, settle, release, renew. Each takes many rows as parallel arrays
--- of ids and claim tokens and answers those it still held; a row that is missing from the answer was lost to the reaper,
--- and everything done for it has to be rolled back.
+-- of ids and claim tokens and answers those it still held; a row that is missing from the answer was lost to the
+-- reaper, and everything done for it has to be rolled back.
+--
+-- A row is in flight exactly when it has a token (outbox_claim_check), so the token alone is asked for: with the
+-- status in the condition the planner may start from the index of rows in flight and compare each with the whole array.
 
 -- Arrays that belong together have one length; anything else is a caller's mistake, not a partial answer.
 create function core.require_parallel(variadic p_lengths integer[]) returns void
@@ -18,10 +21,26 @@ $$;
 alter function core.require_parallel(integer[]) owner to spectral_owner;
 revoke execute on function core.require_parallel(integer[]) from public;
 
+-- One row, one answer: a row that is given twice, perhaps under an old token and a new one, is a caller's mistake.
+create function core.require_distinct(p_given text[]) returns void
+    language plpgsql immutable
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if (select count(*) <> count(distinct given.each) from unnest(p_given) as given (each)) then
+        raise exception 'a row is given twice' using errcode = 'invalid_parameter_value';
+    end if;
+end
+$$;
+alter function core.require_distinct(text[]) owner to spectral_owner;
+revoke execute on function core.require_distinct(text[]) from public;
+
 -- Begin: lock the claimed rows and pass the dedup gate, in the transaction that the handler will write in.
--- A row with several handlers appears once for each. Verdicts: run (the key is yours, run the handler), handled (the key
--- was taken before: do not run), fenced (the claim is no longer yours: stop). Run it again at settling time for plain
--- handlers, whose keys are written together with their outcome.
+-- A row with several handlers appears once for each. Verdicts: run (the key is yours, run the handler), handled (the
+-- key was taken before: do not run), fenced (the claim is no longer yours: stop).
+-- The rows of one call stand or fall together: a handler that may fail alone begins inside the savepoint it is rolled
+-- back to, in a call of its own, for its key has to go with its writes. Plain handlers, which write nothing here, begin
+-- many at once when they settle.
 -- Locks: the rows, FOR UPDATE, in id order; then the keys, in key order, waiting for whoever holds one uncommitted.
 create function core.outbox_begin(
     p_ids uuid[],
@@ -32,11 +51,16 @@ create function core.outbox_begin(
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    set jit = off
 as $$
 begin
     perform core.require_parallel(
         cardinality(p_ids), cardinality(p_tokens), cardinality(p_handler_names)
     );
+    perform core.require_distinct(array(
+        select format('%s %s', given.id, given.handler_name)
+        from unnest(p_ids, p_handler_names) as given (id, handler_name)
+    ));
 
     return query
     with asked as materialized (
@@ -48,7 +72,7 @@ begin
         select outbox.id, outbox.idempotency_key, outbox.content_class
         from core.outbox
         join (select distinct asked.id, asked.token from asked) as claim on claim.id = outbox.id
-        where outbox.status = 'in_flight' and outbox.claim_token = claim.token
+        where outbox.claim_token = claim.token
         order by outbox.id
         for update of outbox
     ),
@@ -91,6 +115,7 @@ create function core.outbox_settle(
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -99,6 +124,7 @@ begin
         cardinality(p_ids), cardinality(p_tokens), cardinality(p_outcomes),
         cardinality(p_errors), cardinality(p_delays)
     );
+    perform core.require_distinct(p_ids::text[]);
     if exists (
         select
         from unnest(p_outcomes, p_errors) as given (outcome, error)
@@ -127,7 +153,7 @@ begin
         select outbox.id
         from core.outbox
         join given on given.id = outbox.id
-        where outbox.status = 'in_flight' and outbox.claim_token = given.token
+        where outbox.claim_token = given.token
         order by outbox.id
         for update of outbox
     )
@@ -135,7 +161,8 @@ begin
     set status = case given.outcome when 'delivered' then 'delivered' when 'retry' then 'pending' else 'failed' end,
         delivered_at = case given.outcome when 'delivered' then v_now end,
         next_attempt_at = case given.outcome
-            when 'retry' then v_now + coalesce(given.delay, interval '0')
+            when 'retry' then
+                v_now + least(greatest(coalesce(given.delay, interval '0'), interval '0'), interval '1 year')
             else outbox.next_attempt_at
         end,
         claim_token = null,
@@ -161,6 +188,7 @@ create function core.outbox_release(p_ids uuid[], p_tokens uuid[]) returns setof
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    set jit = off
 as $$
 begin
     perform core.require_parallel(cardinality(p_ids), cardinality(p_tokens));
@@ -170,7 +198,7 @@ begin
         select outbox.id
         from core.outbox
         join unnest(p_ids, p_tokens) as given (id, token) on given.id = outbox.id
-        where outbox.status = 'in_flight' and outbox.claim_token = given.token
+        where outbox.claim_token = given.token
         order by outbox.id
         for update of outbox
     ),
@@ -207,6 +235,7 @@ create function core.outbox_renew(p_ids uuid[], p_tokens uuid[]) returns setof u
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    set jit = off
 as $$
 begin
     perform core.require_parallel(cardinality(p_ids), cardinality(p_tokens));
@@ -220,7 +249,7 @@ begin
         select outbox.id
         from core.outbox
         join given on given.id = outbox.id
-        where outbox.status = 'in_flight' and outbox.claim_token = given.token
+        where outbox.claim_token = given.token
         order by outbox.id
         limit cardinality(p_ids)
         for update of outbox skip locked
@@ -235,7 +264,7 @@ begin
     select outbox.id
     from core.outbox
     join given on given.id = outbox.id
-    where outbox.status = 'in_flight' and outbox.claim_token = given.token;
+    where outbox.claim_token = given.token;
 end
 $$;
 alter function core.outbox_renew(uuid[], uuid[]) owner to spectral_owner;

@@ -11,11 +11,13 @@ $$;
 alter function core.worker_lock_key(text) owner to spectral_owner;
 revoke execute on function core.worker_lock_key(text) from public;
 
--- Takes back claims whose lease ran out (p_ttl), and after a short grace those of workers that show no sign of life.
+-- Takes back claims whose lease ran out (p_ttl), and after a short grace those of workers that show no sign of life; a
+-- worker that has lost its ear for a moment keeps its claims by renewing them within the grace.
 -- A row with attempts left is pending again at once and its channel is woken; one without goes to the DLQ. How many it
--- has is its handlers' business: the subscriptions say; p_max_attempts is for rows that no subscription speaks of.
--- Locks: rows in flight, FOR UPDATE SKIP LOCKED: a row whose handler's transaction is open is never taken.
--- One caller at a time; the others return empty-handed.
+-- has is its handlers' business: the subscriptions say; p_max_attempts is for rows that no subscription speaks of. The
+-- first loss never sends a row to the DLQ: it may have been a neighbour's doing, and only the second claim was alone.
+-- Locks: rows in flight, FOR UPDATE SKIP LOCKED: a row whose handler's transaction is open is never taken, and of two
+-- reapers at once each takes what the other does not.
 create function core.outbox_reap(
     p_ttl interval default interval '300 seconds',
     p_grace interval default interval '5 seconds',
@@ -26,13 +28,15 @@ create function core.outbox_reap(
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
     v_living bigint[];
 begin
-    if not pg_try_advisory_xact_lock(hashtextextended('spectral.reap', 0)) then
-        return;
+    if p_ttl < interval '0' or p_grace < interval '0' or p_limit < 1 or p_max_attempts < 1 then
+        raise exception 'times cannot be negative, and limits are at least 1'
+            using errcode = 'invalid_parameter_value';
     end if;
 
     select coalesce(
@@ -48,7 +52,7 @@ begin
     return query
     with abandoned as materialized (
         select
-            outbox.id,
+            outbox.id, outbox.generation, outbox.target, outbox.event_type, outbox.attempts,
             outbox.claimed_by as worker,
             case when outbox.claimed_at < v_now - p_ttl then 'expired' else 'orphaned' end as reason
         from core.outbox
@@ -64,19 +68,18 @@ begin
     ),
     verdict as (
         select
-            abandoned.*,
-            outbox.attempts >= coalesce(
+            abandoned.id, abandoned.worker, abandoned.reason,
+            abandoned.attempts >= greatest(2, coalesce(
                 (
                     select max(subscription.max_attempts)
                     from core.subscriptions as subscription
-                    where subscription.generation = outbox.generation
-                      and subscription.context = outbox.target
-                      and subscription.event_type = outbox.event_type
+                    where subscription.generation = abandoned.generation
+                      and subscription.context = abandoned.target
+                      and subscription.event_type = abandoned.event_type
                 ),
                 p_max_attempts
-            ) as exhausted
+            )) as exhausted
         from abandoned
-        join core.outbox on outbox.id = abandoned.id
     ),
     taken as (
         update core.outbox
@@ -127,6 +130,10 @@ create function core.outbox_fail_unhandled(
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
     set enable_bitmapscan = off
+    -- The few rows found are looked up one by one; a join of another kind would read the whole primary key.
+    set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -134,8 +141,8 @@ begin
     return query
     with unhandled as materialized (
         select due.id
-        from unnest(p_generations) as accepted (generation)
-        cross join unnest(p_channels) as heard (channel)
+        from (select distinct given.generation from unnest(p_generations) as given (generation)) as accepted
+        cross join (select distinct given.channel from unnest(p_channels) as given (channel)) as heard
         cross join lateral (
             select outbox.id
             from core.outbox

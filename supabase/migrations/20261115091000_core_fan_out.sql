@@ -33,6 +33,10 @@ create function core.outbox_fan_out(
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
     set enable_bitmapscan = off
+    -- The few rows found are looked up one by one; a join of another kind would read the whole primary key.
+    set enable_hashjoin = off
+    set enable_mergejoin = off
+    set jit = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -40,8 +44,8 @@ begin
     return query
     with broadcast as materialized (
         select due.*
-        from unnest(p_generations) as accepted (generation)
-        cross join unnest(p_channels) as heard (channel)
+        from (select distinct given.generation from unnest(p_generations) as given (generation)) as accepted
+        cross join (select distinct given.channel from unnest(p_channels) as given (channel)) as heard
         cross join lateral (
             select outbox.*
             from core.outbox
@@ -51,7 +55,8 @@ begin
               and outbox.channel = heard.channel
               and outbox.target is null
               and outbox.next_attempt_at <= v_now
-            order by outbox.next_attempt_at, outbox.id
+            -- the target is null in all of them; naming it lets the index's own order be used
+            order by outbox.target, outbox.next_attempt_at, outbox.id
             limit p_limit
             for update skip locked
         ) as due
@@ -69,7 +74,16 @@ begin
             idempotency_key, trace_context, parent_id, channel, generation
         )
         select
-            core.outbox_child_id(broadcast.id, share.context), broadcast.event_type, broadcast.event_version,
+            -- An id that somebody has taken, by chance or on purpose, must not hold up the other broadcasts; that a
+            -- context gets one child and no more is outbox_child_key's business.
+            case
+                when exists (
+                    select from core.outbox as taken
+                    where taken.id = core.outbox_child_id(broadcast.id, share.context)
+                ) then core.uuid7()
+                else core.outbox_child_id(broadcast.id, share.context)
+            end,
+            broadcast.event_type, broadcast.event_version,
             broadcast.occurred_at, broadcast.source, share.context, broadcast.content_class, broadcast.workspace_id,
             broadcast.payload, broadcast.idempotency_key, broadcast.trace_context, broadcast.id,
             broadcast.channel, broadcast.generation

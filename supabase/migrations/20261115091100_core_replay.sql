@@ -1,5 +1,42 @@
 -- Replay and discard: what an operator may do with the DLQ. Both leave an entry in core.audit.
 
+-- Locks those of the rows that are in the DLQ, and answers them. Rows in another state are neither locked nor waited
+-- for: a handler may be at work on them. By primary key only, whatever the planner believes of the DLQ's size.
+create function core.outbox_lock_failed(p_event_ids uuid[]) returns uuid[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
+as $$
+declare
+    v_candidates uuid[];
+    v_locked uuid[];
+begin
+    with seen as materialized (
+        select outbox.id, outbox.status
+        from core.outbox
+        where outbox.id = any (p_event_ids)
+    )
+    select array_agg(seen.id) into v_candidates from seen where seen.status = 'failed';
+
+    -- in one order, so that two operators cannot block each other
+    with locked as materialized (
+        select outbox.id, outbox.status, outbox.deleted_at
+        from core.outbox
+        where outbox.id = any (v_candidates)
+        order by outbox.id
+        for update
+    )
+    select coalesce(array_agg(locked.id order by locked.id), '{}')
+    into v_locked
+    from locked
+    where locked.status = 'failed' and locked.deleted_at is null;
+    return v_locked;
+end
+$$;
+alter function core.outbox_lock_failed(uuid[]) owner to spectral_owner;
+revoke execute on function core.outbox_lock_failed(uuid[]) from public;
+
 -- Replays many failed rows into a generation: the finished cycle moves into the history, the row starts anew under the
 -- same id and key, on the channel of its new generation (its class is kept), and that channel is woken.
 -- Answers every id asked for, with the cycle that was closed or the reason it was refused.
@@ -12,6 +49,8 @@ create function core.outbox_replay_many(
 ) returns table (id uuid, cycle integer, refusal text)
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
 as $$
 declare
     v_now timestamptz := clock_timestamp();
@@ -34,13 +73,7 @@ begin
                   hint = 'Replay into a generation that has workers: select * from core.live_generation.';
     end if;
 
-    -- every row asked for is locked and looked at before any is changed
-    perform outbox.id
-    from core.outbox
-    where outbox.id = any (v_asked)
-    order by outbox.id
-    for update;
-
+    v_replayed := core.outbox_lock_failed(v_asked);
     with replayed as (
         update core.outbox
         set failure_history = outbox.failure_history || jsonb_build_array(jsonb_build_object(
@@ -63,9 +96,7 @@ begin
             first_failed_at = null,
             claimed_by = null,
             claimed_at = null
-        where outbox.id = any (v_asked)
-          and outbox.status = 'failed'
-          and outbox.deleted_at is null
+        where outbox.id = any (v_replayed)
         returning outbox.id, outbox.channel
     ),
     woken as materialized (
@@ -84,7 +115,7 @@ begin
     if cardinality(v_replayed) > 0 then
         insert into core.audit (action, actor, reason, affected, event_ids, detail)
         values (
-            'replay', coalesce(nullif(p_replayed_by, ''), session_user), p_reason,
+            'replay', left(coalesce(nullif(p_replayed_by, ''), session_user), 200), left(p_reason, 2000),
             cardinality(v_replayed), v_replayed,
             jsonb_build_object('generation', p_new_generation)
         );
@@ -146,6 +177,8 @@ create function core.outbox_discard(
 ) returns table (id uuid, refusal text)
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
 as $$
 declare
     v_discarded uuid[];
@@ -154,28 +187,15 @@ declare
         from unnest(p_event_ids) as asked (id)
     );
 begin
-    perform outbox.id
-    from core.outbox
-    where outbox.id = any (v_asked)
-    order by outbox.id
-    for update;
-
-    with discarded as (
-        update core.outbox
-        set deleted_at = clock_timestamp()
-        where outbox.id = any (v_asked)
-          and outbox.status = 'failed'
-          and outbox.deleted_at is null
-        returning outbox.id
-    )
-    select coalesce(array_agg(discarded.id order by discarded.id), '{}')
-    into v_discarded
-    from discarded;
+    v_discarded := core.outbox_lock_failed(v_asked);
+    update core.outbox
+    set deleted_at = clock_timestamp()
+    where outbox.id = any (v_discarded);
 
     if cardinality(v_discarded) > 0 then
         insert into core.audit (action, actor, reason, affected, event_ids)
         values (
-            'discard', coalesce(nullif(p_discarded_by, ''), session_user), p_reason,
+            'discard', left(coalesce(nullif(p_discarded_by, ''), session_user), 200), left(p_reason, 2000),
             cardinality(v_discarded), v_discarded
         );
     end if;

@@ -61,8 +61,7 @@ create policy outbox_owner on core.outbox to spectral_owner using (true) with ch
 -- A session that acts for a workspace publishes for it alone; a service that acts for none may publish for any.
 create policy outbox_publisher_insert on core.outbox for insert to spectral_publisher
     with check (
-        workspace_id is null
-        or (select core.current_workspace()) is null
+        (select core.current_workspace()) is null
         or workspace_id = (select core.current_workspace())
     );
 

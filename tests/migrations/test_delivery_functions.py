@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+import psycopg.types.json
 import pytest
 
 from tests.migrations.sql import CHANNELS, EVENT_TYPE, Claim, claim, fail, publish, row, settle
@@ -100,22 +101,67 @@ def test_claim_skips_rows_that_another_worker_is_looking_at(connection: Connecti
         assert [held.id for held in claim(connection)] == [second]
 
 
-def test_a_row_that_was_tried_before_is_claimed_alone(connection: Connection) -> None:
-    tried = publish(connection)
-    settle(connection, claim(connection), "retry", "OSError: x")
+def lose(connection: Connection, event_id: UUID) -> None:
+    """Have a worker claim the row and die."""
+    assert event_id in [held.id for held in claim(connection, worker="doomed")]
+    assert event_id in [found for found, *_ in reap(connection)]
+
+
+def test_a_row_whose_worker_was_lost_is_claimed_alone(connection: Connection) -> None:
+    suspect = publish(connection)
+    lose(connection, suspect)
     fresh = [publish(connection), publish(connection)]
-    assert [held.id for held in claim(connection)] == [tried]
+    assert [held.id for held in claim(connection)] == [suspect]
     assert [held.id for held in claim(connection)] == fresh
 
 
-def test_a_tried_row_that_is_not_first_waits_for_its_turn(connection: Connection) -> None:
-    tried = publish(connection)
-    settle(connection, claim(connection), "retry", "OSError: x", delay="1 s")
+def test_neighbours_of_a_lost_worker_are_tried_again_one_by_one(connection: Connection) -> None:
+    lost = [publish(connection) for _ in range(3)]
+    lose(connection, lost[0])
+    assert sorted(held.id for _ in lost for held in claim(connection)) == sorted(lost)
+    assert claim(connection) == []
+
+
+def test_a_suspect_that_is_not_first_waits_for_its_turn(connection: Connection) -> None:
+    suspect = publish(connection)
+    lose(connection, suspect)
     fresh = publish(connection)
-    connection.execute("update core.outbox set next_attempt_at = now() + interval '-1 h' where id = %s", [fresh])
-    connection.execute("update core.outbox set next_attempt_at = now() where id = %s", [tried])
+    connection.execute("update core.outbox set next_attempt_at = now() - interval '1 h' where id = %s", [fresh])
     assert [held.id for held in claim(connection)] == [fresh]
-    assert [held.id for held in claim(connection)] == [tried]
+    assert [held.id for held in claim(connection)] == [suspect]
+
+
+def test_rows_whose_handler_failed_in_an_orderly_way_are_claimed_together(connection: Connection) -> None:
+    tried = [publish(connection) for _ in range(3)]
+    settle(connection, claim(connection), "retry", "OSError: x")
+    assert sorted(held.id for held in claim(connection)) == tried
+
+
+def test_a_claim_leaves_what_it_does_not_take_to_others(connection: Connection, database: str) -> None:
+    suspect = publish(connection)
+    lose(connection, suspect)
+    fresh = [publish(connection) for _ in range(3)]
+    with psycopg.connect(database) as other:
+        assert [held.id for held in claim(other)] == [suspect]  # not committed yet
+        assert [held.id for held in claim(connection)] == fresh
+
+
+def test_a_generation_or_channel_named_twice_counts_once(connection: Connection) -> None:
+    for _ in range(5):
+        publish(connection)
+    rows = connection.execute(
+        "select id from core.outbox_claim('w', 'platform', '{1,1}', '{outbox_gen_1,outbox_gen_1}', %s)", [[EVENT_TYPE]]
+    ).fetchall()
+    assert len(set(rows)) == len(rows) == 5
+
+
+def test_the_line_that_has_waited_longest_is_served_first(connection: Connection) -> None:
+    younger = publish(connection, p_class="hot")
+    older = publish(connection)
+    connection.execute("update core.outbox set next_attempt_at = now() - interval '1 h' where id = %s", [older])
+    statement = "select id from core.outbox_claim('w', 'platform', '{1}', '{outbox_gen_1_hot,outbox_gen_1}', %s, 1)"
+    assert connection.execute(statement, [[EVENT_TYPE]]).fetchall() == [(older,)]
+    assert connection.execute(statement, [[EVENT_TYPE]]).fetchall() == [(younger,)]
 
 
 def test_claim_from_a_position_sees_only_what_is_due_after_it(connection: Connection) -> None:
@@ -165,6 +211,21 @@ def test_begin_fences_a_claim_that_is_no_longer_held(connection: Connection) -> 
     assert begin(connection, [Claim(held.id, uuid4(), 1), Claim(uuid4(), held.token, 1)]) == ["fenced", "fenced"]
     handled = connection.execute("select count(*) from core.event_handled").fetchone()
     assert handled == (0,)
+
+
+def test_one_row_given_twice_is_a_callers_mistake(connection: Connection) -> None:
+    """An old token beside the new one must not pass the fence on the new one's ticket."""
+    event_id = publish(connection)
+    (old,) = claim(connection)
+    reap(connection)
+    (new,) = claim(connection)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="twice"):
+        begin(connection, [old, new])
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="twice"):
+        settle(connection, [old, new], "delivered")
+    assert begin(connection, [old]) == ["fenced"]
+    assert settle(connection, [old], "dead_letter", "x: y") == []
+    assert row(connection, event_id)["status"] == "in_flight"
 
 
 def test_begin_undone_by_a_rollback_leaves_the_gate_open(connection: Connection) -> None:
@@ -222,6 +283,15 @@ def test_settle_dead_letter_keeps_claimed_at_and_the_first_failure(connection: C
     assert (dead["status"], dead["last_error"], dead["attempts"]) == ("failed", "OSError: two", 2)
     assert dead["first_failed_at"] == first
     assert dead["claimed_at"] is not None
+
+
+@pytest.mark.parametrize(("asked", "given"), [("-1 day", timedelta(0)), ("5 years", timedelta(days=365))])
+def test_a_delay_is_kept_within_reason(connection: Connection, asked: str, given: timedelta) -> None:
+    event_id = publish(connection)
+    settle(connection, claim(connection), "retry", "OSError: x", delay=asked)
+    waiting = row(connection, event_id)
+    assert waiting["next_attempt_at"] - waiting["first_failed_at"] <= given + timedelta(days=1)
+    assert waiting["next_attempt_at"] >= waiting["first_failed_at"] + given - timedelta(days=1)
 
 
 def test_settle_answers_only_for_claims_that_still_stand(connection: Connection) -> None:
@@ -325,26 +395,43 @@ def test_reap_never_takes_a_row_whose_handler_is_in_its_transaction(connection: 
 def test_reap_sends_a_row_out_of_attempts_to_the_dlq(connection: Connection) -> None:
     event_id = publish(connection)
     claim(connection)
-    assert reap(connection, attempts=1) == [(event_id, "failed", "orphaned", 1)]
+    assert reap(connection, attempts=2) == [(event_id, "pending", "orphaned", 1)]
+    claim(connection)
+    assert reap(connection, attempts=2) == [(event_id, "failed", "orphaned", 2)]
     assert row(connection, event_id)["last_error"].startswith("WorkerLostError:")
 
 
-@pytest.mark.parametrize(("allowed", "status"), [(1, "failed"), (2, "pending")])
+def test_the_first_loss_never_leads_to_the_dlq_because_a_neighbour_may_be_to_blame(connection: Connection) -> None:
+    subscribe(connection, "platform", max_attempts=1)
+    for _ in range(3):
+        publish(connection)
+    claim(connection)
+    assert {status for _, status, *_ in reap(connection)} == {"pending"}
+
+
+@pytest.mark.parametrize(("allowed", "status"), [(2, "failed"), (3, "pending")])
 def test_reap_goes_by_the_attempts_the_subscription_allows(connection: Connection, allowed: int, status: str) -> None:
     subscribe(connection, "platform", max_attempts=allowed)
-    publish(connection)
+    event_id = publish(connection)
+    lose(connection, event_id)
     claim(connection)
     assert [found for _, found, *_ in reap(connection, attempts=6)] == [status]
 
 
-def test_a_second_reaper_goes_away_empty_handed(connection: Connection, database: str) -> None:
-    publish(connection)
+def test_a_second_reaper_takes_what_the_first_does_not(connection: Connection, database: str) -> None:
+    first = publish(connection)
     claim(connection)
     with psycopg.connect(database) as other:
-        assert len(reap(other)) == 1  # holds the election until it commits
-        publish(connection)
+        assert [found for found, *_ in reap(other)] == [first]  # not committed yet
+        second = publish(connection)
         claim(connection)
-        assert reap(connection) == []
+        assert [found for found, *_ in reap(connection)] == [second]
+
+
+@pytest.mark.parametrize("wrong", ["'-1 s', '0', 1, 1", "'0', '-1 s', 1, 1", "'0', '0', 0, 1", "'0', '0', 1, 0"])
+def test_reap_refuses_senseless_limits(connection: Connection, wrong: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        connection.execute(f"select core.outbox_reap({wrong})".encode())
 
 
 def test_rows_nobody_subscribes_to_fail_after_the_grace(connection: Connection) -> None:
@@ -405,6 +492,53 @@ def test_fan_out_waits_until_the_broadcast_is_due(connection: Connection) -> Non
     assert connection.execute("select core.outbox_fan_out('{1}', %s)", [CHANNELS]).fetchall() == []
 
 
+def test_an_id_that_somebody_took_does_not_hold_up_other_broadcasts(connection: Connection) -> None:
+    subscribe(connection, "platform")
+    squatted, innocent = publish(connection, target=None), publish(connection, target=None)
+    taken = connection.execute("select core.outbox_child_id(%s, 'platform')", [squatted]).fetchone()
+    assert taken is not None
+    publish(connection, p_event_id=taken[0], target="worlds")
+    rows = connection.execute("select parent_id, child_id from core.outbox_fan_out('{1}', %s)", [CHANNELS]).fetchall()
+    assert {parent for parent, _ in rows} == {squatted, innocent}
+    assert taken[0] not in {child for _, child in rows}
+
+
+# publish
+
+
+@pytest.mark.parametrize("events", [None, "{}", "[1]", '[{"event_type": "a.b.c", "source": "x", "id": "?"}]'], ids=str)
+def test_publish_many_refuses_what_is_no_list_of_envelopes(connection: Connection, events: str | None) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        connection.execute("select core.outbox_publish_many(%s::jsonb, 1)", [events])
+
+
+def test_publish_many_answers_the_ids_in_the_order_given(connection: Connection) -> None:
+    ids = [uuid4() for _ in range(50)]
+    events = [{"event_id": str(each), "event_type": EVENT_TYPE, "source": "worlds"} for each in ids]
+    rows = connection.execute("select core.outbox_publish_many(%s, 1)", [psycopg.types.json.Jsonb(events)]).fetchall()
+    assert [event_id for (event_id,) in rows] == ids
+
+
+def test_publish_takes_the_live_generation_unless_told(connection: Connection) -> None:
+    event_id = publish(connection, p_generation=None)
+    assert (row(connection, event_id)["generation"], row(connection, event_id)["channel"]) == (1, "outbox_gen_1")
+    connection.execute("update core.deployments set status = 'draining' where generation = 1")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="none is live"):
+        publish(connection, p_generation=None)
+
+
+def test_nobody_jumps_the_queue_by_being_due_before_being_written(connection: Connection) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="negative"):
+        publish(connection, p_delay=timedelta(days=-1))
+    first = publish(connection)
+    connection.execute(
+        "insert into core.outbox (event_type, source, target, generation, channel, next_attempt_at)"
+        " values (%s, 'worlds', 'platform', 1, 'outbox_gen_1', '1999-01-01')",
+        [EVENT_TYPE],
+    )
+    assert claim(connection)[0].id == first
+
+
 # replay and discard
 
 
@@ -456,6 +590,17 @@ def test_replay_refuses_generations_that_are_retired_or_unknown(connection: Conn
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="generation"):
         connection.execute("select core.outbox_replay(%s, %s, null)", [event_id, generation])
     assert row(connection, event_id)["status"] == "failed"
+
+
+def test_replay_and_discard_do_not_wait_for_a_handler_at_work(connection: Connection, database: str) -> None:
+    event_id = publish(connection)
+    claims = claim(connection)
+    with psycopg.connect(database) as handler:
+        begin(handler, claims)
+        connection.execute("set lock_timeout = '1ms'")
+        replayed = connection.execute("select refusal from core.outbox_replay_many(%s, 1)", [[event_id]]).fetchall()
+        discarded = connection.execute("select refusal from core.outbox_discard(%s)", [[event_id]]).fetchall()
+    assert (replayed, discarded) == ([("in_flight",)], [("in_flight",)])
 
 
 def test_two_operators_replaying_one_row_leave_one_entry(connection: Connection, database: str) -> None:

@@ -118,6 +118,14 @@ BAD = [
     outbox("payload_depth", payload=nested(65, arrays=True)),
     outbox("payload_depth", payload=nested(2_000, arrays=True)),
     outbox("payload_depth", payload='{"a": 1, "z": [1, 2, ' + nested(63, arrays=True) + "]}"),
+    *(
+        outbox("times", **{column: moment})
+        for column in ("occurred_at", "next_attempt_at")
+        for moment in ("infinity", "20000-01-01")
+    ),
+    outbox("times", occurred_at="-infinity"),
+    outbox("times", occurred_at="0044-03-15 BC"),
+    Bad("outbox_times_check", {"next_attempt_at": "-infinity", "idempotency_key": "k"}, triggers=False),
     outbox("status", status="lost"),
     outbox("status", status=""),
     outbox("attempts", attempts=-1),

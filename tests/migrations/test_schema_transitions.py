@@ -6,6 +6,7 @@ Every UPDATE here is a superuser's, who is bound neither by privileges nor by ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from itertools import product
 from uuid import UUID, uuid4
 
@@ -119,8 +120,10 @@ def test_an_allowed_step_is_taken(session: Connection, before: str, after: str) 
 @pytest.mark.parametrize(("before", "after"), [step for step, refusal in MATRIX.items() if refusal is not None])
 def test_any_other_step_is_refused(session: Connection, before: str, after: str) -> None:
     event_id = in_status(session, before)
-    error = {"last_error": "ValueError: no"} if after == "failed" else {}
-    assert refused_by(session, event_id, status=after, **error) == MATRIX[before, after]
+    error: dict[str, object] = {"last_error": "ValueError: no"} if after == "failed" else {}
+    # Attempts are looked at first, and starting anew they are none.
+    attempts: dict[str, object] = {"attempts": 0} if (before, after) == ("failed", "pending") else {}
+    assert refused_by(session, event_id, status=after, **error, **attempts) == MATRIX[before, after]
 
 
 @pytest.mark.parametrize(("before", "after"), [step for step, refusal in MATRIX.items() if refusal is not None])
@@ -128,8 +131,9 @@ def test_any_other_step_is_refused_however_coherent_its_row_would_be(
     session: Connection, before: str, after: str
 ) -> None:
     event_id = in_status(session, before)
-    delivered = {"delivered_at": None} if before == "delivered" else {}
-    refusal = refused_by(session, event_id, status=after, **{**COHERENT[after], **delivered})
+    delivered: dict[str, object] = {"delivered_at": None} if before == "delivered" else {}
+    attempts: dict[str, object] = {"attempts": 0} if (before, after) == ("failed", "pending") else {}
+    refusal = refused_by(session, event_id, status=after, **{**COHERENT[after], **delivered, **attempts})
     assert refusal == ("outbox_end_transition" if delivered else STEP)
 
 
@@ -279,19 +283,33 @@ def test_the_moment_of_delivery_stays(session: Connection, moment: str | None) -
 
 def test_a_delivered_row_that_was_put_away_stays_away(session: Connection) -> None:
     event_id = in_status(session, "delivered")
-    assert update(session, event_id, deleted_at=MOMENT) == 1
+    assert update(session, event_id, deleted_at="now") == 1
     assert refused_by(session, event_id, deleted_at=None) == "outbox_end_transition"
 
 
 def test_a_discard_can_be_taken_back(session: Connection) -> None:
     event_id = in_status(session, "failed")
-    for deleted_at in (MOMENT, None):
+    for deleted_at in ("now", None):
         assert update(session, event_id, deleted_at=deleted_at) == 1
 
 
 @pytest.mark.parametrize("status", ["pending", "in_flight"])
 def test_what_is_still_to_be_delivered_is_not_put_away(session: Connection, status: str) -> None:
-    assert refused_by(session, in_status(session, status), deleted_at=MOMENT) == "outbox_deleted_check"
+    assert refused_by(session, in_status(session, status), deleted_at="now") == "outbox_deleted_check"
+
+
+@pytest.mark.parametrize("status", ["delivered", "failed"])
+@pytest.mark.parametrize("moment", ["-infinity", "2020-01-01", "2999-01-01", "infinity"])
+def test_a_tombstone_is_set_now(session: Connection, status: str, moment: str) -> None:
+    assert refused_by(session, in_status(session, status), deleted_at=moment) == "outbox_end_transition"
+
+
+@pytest.mark.parametrize("status", ["delivered", "failed"])
+def test_a_tombstone_is_not_moved(session: Connection, status: str) -> None:
+    event_id = in_status(session, status)
+    assert update(session, event_id, deleted_at="now") == 1
+    moved = refused_by(session, event_id, deleted_at=datetime.now(UTC) + timedelta(minutes=1))
+    assert moved == "outbox_end_transition"
 
 
 # what happened

@@ -468,3 +468,9 @@ def test_a_refusal_of_a_missing_field_never_shows_the_payload() -> None:
     with pytest.raises(ValidationError) as caught:
         EventEnvelope.model_validate({"event_type": "core.card.paid", "payload": {"card": CANARY}})
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("moment", ["1899-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "9900-01-02T00:00:00Z"])
+def test_a_moment_that_some_reader_could_not_represent_is_refused(moment: str) -> None:
+    with pytest.raises(ValidationError, match="occurred_at"):
+        EventEnvelope(event_type="worlds.scan.completed", source="worlds", occurred_at=datetime.fromisoformat(moment))

@@ -32,6 +32,10 @@ MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
 MAX_PAYLOAD_DEPTH: Final = 64
 
+EARLIEST: Final = datetime(1900, 1, 1, tzinfo=UTC)
+LATEST: Final = datetime(9900, 1, 1, tzinfo=UTC)
+"""What every reader can represent, whatever its time zone."""
+
 DEFAULT_CONTEXTS: Final = frozenset({"platform", "worlds", "core"})
 """The contexts a project has until it declares its own."""
 
@@ -102,7 +106,9 @@ class EventEnvelope(BaseModel):
     event_id: UUID = Field(default_factory=new_event_id)
     event_type: EventTypeName
     event_version: int = Field(default=1, ge=1, le=2**31 - 1)
-    occurred_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    occurred_at: Annotated[AwareDatetime, Field(ge=EARLIEST, le=LATEST)] = Field(
+        default_factory=lambda: datetime.now(UTC)
+    )
     source: ContextName
     target: ContextName | None = None
     workspace_id: UUID | None = None
