@@ -89,7 +89,10 @@ create trigger outbox_end_transition before update of delivered_at, deleted_at o
         (old.delivered_at is not null and new.delivered_at is distinct from old.delivered_at)
         or (old.deleted_at is not null and new.deleted_at is null and old.status <> 'failed')
         or (old.deleted_at is not null and new.deleted_at <> old.deleted_at)
-        or (old.deleted_at is null and abs(extract(epoch from new.deleted_at - clock_timestamp())) > 3600)
+        or (
+            old.deleted_at is null
+            and new.deleted_at not between clock_timestamp() - interval '1 hour' and clock_timestamp() + interval '1 hour'
+        )
     )
     execute function core.outbox_refuse_transition();
 
