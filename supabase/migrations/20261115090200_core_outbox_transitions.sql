@@ -91,7 +91,7 @@ create trigger outbox_end_transition before update of delivered_at, deleted_at o
         or (old.deleted_at is not null and new.deleted_at <> old.deleted_at)
         or (
             old.deleted_at is null
-            and new.deleted_at not between clock_timestamp() - interval '1 hour' and clock_timestamp() + interval '1 hour'
+            and new.deleted_at not between clock_timestamp() - interval '1 h' and clock_timestamp() + interval '1 h'
         )
     )
     execute function core.outbox_refuse_transition();
