@@ -120,7 +120,8 @@ def test_a_normal_user_runs_it_as_themselves(open_directory: Path, account: Acco
     account.own(theirs)
     with subprocess.Popen(
         [python, "-B", "-c", LAUNCH, theirs / "cluster"],
-        env={"PYTHONPATH": os.pathsep.join(paths)},
+        # A copied interpreter does not find its own library by the path it was built with.
+        env={"PYTHONPATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": str(open_directory / "python" / "lib")},
         cwd="/",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
