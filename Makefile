@@ -1,7 +1,7 @@
 # Two commands need nothing before them but a clone, Python 3.11+ and make:
 #   make demo    the main job on an embedded Postgres
 #   make test    the whole test suite on Postgres 18
-# Everything is installed into .venv; nothing outside this directory is written to.
+# Everything is installed into .venv. Embedded servers live in a temporary directory and are gone afterwards.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -62,4 +62,4 @@ wheel: setup ## build the distribution into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) .cache dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .cache dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

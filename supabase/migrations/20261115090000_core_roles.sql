@@ -15,8 +15,14 @@ begin
             if not exists (select from pg_roles where rolname = v_role) then
                 execute format('create role %I nologin', v_role);
             end if;
-        exception when duplicate_object or unique_violation then
-            null;
+        exception
+            when duplicate_object or unique_violation then
+                null;
+            when insufficient_privilege then
+                -- The runner shows the first line of an error, so what to do stands in it.
+                raise exception 'role % may not create roles; have a superuser run: %',
+                    current_user, format('alter role %I createrole', current_user)
+                    using errcode = 'insufficient_privilege';
         end;
     end loop;
 
@@ -31,7 +37,6 @@ begin
         begin
             execute format('grant spectral_owner to %I', current_user);
         exception when insufficient_privilege then
-            -- The runner shows the first line of an error, so what to do stands in it.
             raise exception 'another role created spectral_owner on this server; have it or a superuser run: %',
                 format('grant spectral_owner to %I', current_user)
                 using errcode = 'insufficient_privilege';

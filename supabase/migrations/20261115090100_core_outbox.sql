@@ -192,6 +192,6 @@ comment on table core.outbox is 'Every event through its whole life. DLQ: status
 comment on column core.outbox.generation is 'The deployment that published it; only workers of that generation run it.';
 comment on column core.outbox.next_attempt_at is 'Not claimed before this: publish delay or retry backoff.';
 comment on column core.outbox.claim_token is 'The fence: every write after the claim names it.';
-comment on column core.outbox.claimed_at is 'When the lease was taken or last renewed; survives a failure.';
+comment on column core.outbox.claimed_at is 'When the lease was taken or renewed; of a failed row, when it failed.';
 comment on column core.outbox.parent_id is 'The broadcast this row is one context''s share of.';
 comment on column core.outbox.failure_history is 'Cycles that ended in the DLQ and were replayed; append-only.';

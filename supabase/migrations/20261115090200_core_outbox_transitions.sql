@@ -18,7 +18,8 @@ begin
         old.id, old.status, new.status, tg_name
         using errcode = 'check_violation',
               table = 'outbox', schema = 'core', constraint = tg_name,
-              hint = 'Status is changed by core.outbox_claim, _settle, _release, _reap, _fan_out, _replay only.';
+              hint = 'Status is changed by core.outbox_claim, _settle, _release, _reap, _fan_out, _fail_unhandled and '
+                     '_replay only.';
 end
 $$;
 alter function core.outbox_refuse_transition() owner to spectral_owner;
@@ -97,8 +98,22 @@ create trigger outbox_end_transition before update of delivered_at, deleted_at o
     execute function core.outbox_refuse_transition();
 
 -- What happened, happened.
+create function core.outbox_refuse_rewriting() returns trigger
+    language plpgsql
+    set search_path = pg_catalog, pg_temp
+as $$
+begin
+    raise exception 'core.outbox %: what happened cannot be rewritten', old.id
+        using errcode = 'check_violation',
+              table = 'outbox', schema = 'core', constraint = tg_name,
+              hint = 'Publish another event that corrects this one.';
+end
+$$;
+alter function core.outbox_refuse_rewriting() owner to spectral_owner;
+revoke execute on function core.outbox_refuse_rewriting() from public;
+
 create trigger outbox_immutable before update of
     id, event_type, event_version, occurred_at, source, target, content_class, workspace_id, payload,
     idempotency_key, trace_context, parent_id, created_at
     on core.outbox
-    for each row execute function core.outbox_refuse_transition();
+    for each row execute function core.outbox_refuse_rewriting();

@@ -76,7 +76,7 @@ begin
     if v_generation is null then
         raise exception 'no generation given and none is live'
             using errcode = 'invalid_parameter_value',
-                  hint = 'Pass p_generation, or promote one: spectral generations promote.';
+                  hint = 'Pass p_generation, or make a generation live in core.deployments.';
     end if;
     if v_workspace is not null and exists (
         select

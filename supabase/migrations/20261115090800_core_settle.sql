@@ -1,6 +1,6 @@
 -- What a worker may do with rows it has claimed: begin, settle, release, renew. Each takes many rows as parallel arrays
--- of ids and claim tokens and answers those it still held; a row that is missing from the answer was lost to the
--- reaper, and everything done for it has to be rolled back.
+-- of ids and claim tokens and answers those it still held; a row that is missing from the answer (for begin: that is
+-- called fenced) was lost to the reaper, and everything done for it has to be rolled back.
 --
 -- A row is in flight exactly when it has a token (outbox_claim_check), so the token alone is asked for: with the
 -- status in the condition the planner may start from the index of rows in flight and compare each with the whole array.
@@ -167,6 +167,8 @@ begin
         end,
         claim_token = null,
         claimed_by = case given.outcome when 'retry' then null else outbox.claimed_by end,
+        -- a failed row's claimed_at is when it failed: the runbook and the history read it so
+        claimed_at = case given.outcome when 'dead_letter' then v_now else outbox.claimed_at end,
         last_error = case given.outcome when 'delivered' then outbox.last_error else given.error end,
         first_failed_at = case given.outcome
             when 'delivered' then outbox.first_failed_at

@@ -87,6 +87,7 @@ begin
             next_attempt_at = case when verdict.exhausted then outbox.next_attempt_at else v_now end,
             claim_token = null,
             claimed_by = case when verdict.exhausted then outbox.claimed_by end,
+            claimed_at = case when verdict.exhausted then v_now else outbox.claimed_at end,
             last_error = 'WorkerLostError: worker ' || left(verdict.worker, 200)
                 || case verdict.reason
                        when 'expired' then ' let its lease run out'

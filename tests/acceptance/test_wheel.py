@@ -88,19 +88,46 @@ def test_the_installed_command_migrates_an_empty_database_and_publishes(installe
         installed,
         """
 import os, sys
-os.environ["SPECTRAL_DATABASE_URL"] = sys.argv[1]
+dsn = sys.argv.pop()
+os.environ["SPECTRAL_DATABASE_URL"] = dsn
 os.environ["SPECTRAL_GENERATION"] = "1"
-from spectral.core.migrations import up, verify
-assert len(up(sys.argv[1]).applied) > 0
-assert verify(sys.argv[1]).clean
+from spectral_ops.cli import main
+for command in ("up", "verify"):
+    sys.argv = ["spectral", "migrate", command]
+    try:
+        main()
+    except SystemExit as exit:
+        assert exit.code == 0, (command, exit.code)
 import psycopg
 from spectral.core.events import EventEnvelope
 from spectral.core.events.bootstrap import publisher_for
-with psycopg.connect(sys.argv[1]) as connection, connection.transaction():
+with psycopg.connect(dsn) as connection, connection.transaction():
     publisher_for(connection).publish(EventEnvelope(event_type="worlds.scan.completed", source="worlds"))
-with psycopg.connect(sys.argv[1]) as connection:
+with psycopg.connect(dsn) as connection:
     print(connection.execute("select event_type, channel, generation from core.outbox").fetchall())
 """,
         empty_database,
     )
-    assert published.strip() == "[('worlds.scan.completed', 'outbox_gen_1', 1)]"
+    assert published.strip().splitlines()[-1] == "[('worlds.scan.completed', 'outbox_gen_1', 1)]"
+
+
+def test_a_psycopg_without_its_library_is_explained(installed: Path) -> None:
+    """What `pip install spectral-events` gives on a machine without libpq."""
+    told = run(
+        installed,
+        """
+import os, sys
+os.environ["PSYCOPG_IMPL"] = "c"  # an implementation that is not installed: as if libpq were missing
+os.environ["SPECTRAL_DATABASE_URL"] = "postgresql://127.0.0.1/none"
+from spectral_ops.cli import main
+sys.argv = ["spectral", "migrate", "status"]
+sys.stderr = sys.stdout
+try:
+    main()
+except SystemExit as exit:
+    print("exit", exit.code)
+""",
+    )
+    assert "spectral-events[binary]" in told
+    assert "Traceback" not in told
+    assert told.splitlines()[-1] == "exit 1"

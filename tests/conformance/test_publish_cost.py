@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
@@ -122,3 +123,23 @@ def _wal_of_hundred(observer: psycopg.Connection[Any], caller: psycopg.Connectio
     row = observer.execute("select pg_current_wal_insert_lsn() - %s::pg_lsn", before).fetchone()
     assert row is not None
     return int(row[0])
+
+
+def test_a_bulk_publish_is_within_a_small_factor_of_the_bare_insert(database: str, publishing: Publishing) -> None:
+    """Both in one run, the best of three: a bound so loose that only a change of kind can break it."""
+    with psycopg.connect(database) as caller:
+        publisher = publisher_for(caller, publishing)
+        caller.execute("create temp table source (like core.outbox including defaults)")
+        ours, bare = [], []
+        for _ in range(3):
+            events = [event(number) for number in range(5_000)]
+            started = time.perf_counter()
+            publisher.publish_many(events)
+            ours.append(time.perf_counter() - started)
+            caller.execute("truncate source")
+            caller.execute("insert into source select * from core.outbox order by created_at desc limit 5000")
+            caller.execute("update source set id = core.uuid7(), idempotency_key = core.uuid7()::text")
+            started = time.perf_counter()
+            caller.execute("insert into core.outbox select * from source")
+            bare.append(time.perf_counter() - started)
+    assert min(ours) < 6 * min(bare)

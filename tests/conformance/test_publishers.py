@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
+from pydantic import ValidationError
 
 from spectral.core.events import (
     DuplicateEventError,
@@ -292,3 +293,27 @@ async def test_a_database_without_the_schema_says_what_to_run(
         with pytest.raises(ConfigurationError, match="spectral migrate up"):
             await desk.publish(event())
         await desk.rollback()
+
+
+async def test_a_failed_transaction_is_refused_by_name(desk: Desk, connection: Connection) -> None:
+    await desk.begin()
+    with pytest.raises(Exception, match="division by zero"):
+        await desk.execute("select 1 / 0")
+    with pytest.raises(NotInTransactionError, match="rolled back first") as refusal:
+        await desk.publish(event(payload={"secret": "canary-4111"}))
+    assert "canary" not in str(refusal.value)
+    await desk.rollback()
+    assert published(connection) == []
+
+
+async def test_a_changed_copy_of_an_envelope_is_checked_like_a_new_one(desk: Desk, connection: Connection) -> None:
+    first = event()
+    second = first.model_copy(update={"event_id": uuid4()})
+    await desk.begin()
+    await desk.publish_many([first, second])
+    await desk.commit()
+    keys = connection.execute("select count(distinct idempotency_key) from core.outbox").fetchone()
+    assert keys == (2,)
+    for wrong in ({"event_type": "Bad"}, {"event_version": 0}, {"nonsense": 1}):
+        with pytest.raises(ValidationError):
+            first.model_copy(update=wrong)

@@ -13,7 +13,6 @@ import pytest
 
 from docs.generate import pages
 from spectral.core.embedded import PostgresServer, database_of
-from spectral.core.events import new_event_id
 from spectral.core.migrations.lint import lint_sql
 from tests.conformance.drivers import configure_django
 
@@ -21,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN: Final = {"text"}  # output, not input
-_SETUP: Final = ("make demo", "make test")  # run by the acceptance test of a fresh clone and by CI itself
+_SETUP: Final = ("make demo", "make test")  # what CI runs on a fresh clone
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -35,14 +34,18 @@ def page_name(page: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=page_name)
 @pytest.mark.timeout(240)
 def test_every_block_of_the_page_runs(
-    page: Path, postgres: PostgresServer, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    postgres: PostgresServer,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Pages about migrations begin with nothing; the others with a database that has the schema.
     dsn = postgres.create_database() if "migrat" in page.name else database
     monkeypatch.setenv("SPECTRAL_DATABASE_URL", dsn)
     configure_django(dsn)
-    names: dict[str, Any] = {"__name__": "documentation", "dsn": dsn, "new_event_id": new_event_id}
-    exec("import asyncio", names)  # noqa: S102  the pages are ours
+    names: dict[str, Any] = {"__name__": "documentation", "dsn": dsn}
     roles: set[str] = set()
     for language, code in blocks(page):
         match language:
@@ -59,6 +62,13 @@ def test_every_block_of_the_page_runs(
                 pytest.fail(f"{page_name(page)} has a block in {language}, which nothing runs")
     _close_django()
     _drop_roles(dsn, roles)
+    if page.name == "publish.md":
+        with psycopg.connect(dsn) as connection:
+            row = connection.execute("select count(*), count(distinct idempotency_key) from core.outbox").fetchone()
+        assert row is not None
+        assert row[0] == row[1] > 10_000
+    if page.name == "README.md":
+        assert capsys.readouterr().out == "[('orders.order.placed', 'pending', {'order': 42})]\n"
     if dsn != database:
         postgres.drop_database(database_of(dsn))
 
@@ -120,4 +130,6 @@ def test_the_readme_fits_one_screen_before_the_quickstart() -> None:
 
 
 def test_the_readme_says_which_distribution_this_is() -> None:
-    assert "spectral-events" in (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text()
+    assert "pip install 'spectral-events" in text
+    assert "(`spectral` on the package index\nis another project.)" in text

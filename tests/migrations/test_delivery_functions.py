@@ -555,6 +555,7 @@ def test_replay_starts_the_row_anew_and_files_the_cycle(connection: Connection) 
     (cycle,) = replayed["failure_history"]
     assert (cycle["cycle"], cycle["attempts"], cycle["replayed_by"]) == (1, 1, "ada")
     assert cycle["last_error"] == failed["last_error"]
+    assert cycle["first_failed_at"] <= cycle["failed_at"] <= cycle["replayed_at"]
 
 
 def test_replay_keeps_the_class_of_the_channel(connection: Connection) -> None:

@@ -74,6 +74,27 @@ def execute(dsn: str, sql: str) -> None:
         ("alter table core.t drop constraint t_body_check", "constraint t_body_check on core.t was removed by hand"),
         ("drop index core.t_body_idx", "index t_body_idx on core.t was removed by hand"),
         ("alter view core.v set (security_invoker = false)", "table core.v was changed by hand"),
+        (
+            (
+                "create or replace trigger t_touch before update on core.t for each row when (false)"
+                " execute function core.touch()"
+            ),
+            "definition of trigger t_touch on core.t was changed by hand",
+        ),
+        (
+            "alter table core.t drop constraint t_body_check, add constraint t_body_check check (true)",
+            "definition of constraint t_body_check on core.t was changed by hand",
+        ),
+        ("alter policy t_all on core.t using (false)", "definition of policy t_all on core.t was changed by hand"),
+        (
+            "drop index core.t_body_idx; create index t_body_idx on core.t (body) where id > 1",
+            "definition of index t_body_idx on core.t was changed by hand",
+        ),
+        (
+            "create or replace view core.v with (security_invoker = true) as select 1 as id",
+            "definition of view core.v was changed by hand",
+        ),
+        ("grant select on core.t to public", "table core.t was changed by hand"),
     ],
 )
 def test_a_change_by_hand_is_named(empty_database: str, files: Path, by_hand: str, finding: str) -> None:
@@ -90,7 +111,7 @@ def test_a_change_by_hand_is_named(empty_database: str, files: Path, by_hand: st
         "create table core.parts_2025 partition of core.parts for values from ('2025-01-01') to ('2026-01-01')",
         "alter table core.t set (autovacuum_vacuum_scale_factor = 0.01)",
         "create table public.elsewhere ()",
-        "grant select on core.t to public",
+        "grant select on core.t to pg_monitor",
         "insert into core.t values (1, 'x')",
     ],
 )

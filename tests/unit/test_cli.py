@@ -10,6 +10,7 @@ import pytest
 from spectral.core.events.failure import ConfigurationError, SpectralError
 from spectral.core.migrations import (
     DatabaseUnavailableError,
+    MigrationDriftError,
     MigrationFailedError,
     MigrationFileError,
     UnsupportedServerError,
@@ -77,11 +78,8 @@ def test_no_database_named_is_a_usage_error(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("error", "code", "remedy"),
     [
-        (DatabaseUnavailableError("gone"), 75, "spectral migrate status"),
-        (MigrationFileError("bad name"), 1, "spectral migrate lint"),
-        (MigrationFailedError("a.sql", line=3, sqlstate="42601", reason="no"), 1, "spectral migrate up"),
-        (UnsupportedServerError("old"), 1, "spectral migrate up"),
-        (SpectralError("some other"), 1, "spectral --help"),
+        (DatabaseUnavailableError("gone"), 75, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'"),
+        (MigrationDriftError(()), 1, "spectral migrate status"),
         (ModuleNotFoundError("no", name="pglast"), 1, 'pip install "spectral-events[lint]"'),
     ],
 )
@@ -93,6 +91,20 @@ def test_an_error_is_two_lines_and_ends_with_a_command(
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 2
     assert shown.err.endswith(f"{remedy}\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MigrationFileError("a bad name: rename it"),
+        MigrationFailedError("a.sql", line=3, sqlstate="42601", reason="no"),
+        UnsupportedServerError("an old server: upgrade it"),
+        SpectralError("some other: do this"),
+    ],
+)
+def test_a_message_that_says_what_to_do_stands_alone(capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    assert report(error, {}) == 1
+    assert capsys.readouterr().err == f"error: {error}\n"
 
 
 def test_an_unexpected_error_is_not_quoted_unless_debugging(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,7 +185,7 @@ def test_one_payload_that_cannot_travel_refuses_all_of_many() -> None:
 
 @pytest.mark.parametrize("delay", [timedelta(microseconds=-1), timedelta.min, timedelta(days=3650, microseconds=1)])
 def test_a_delay_into_the_past_or_beyond_ten_years_is_refused(delay: timedelta) -> None:
-    with pytest.raises(PublishError, match="delay must be between nothing and ten years"):
+    with pytest.raises(PublishError, match="delay must be a timedelta between nothing and ten years"):
         prepared(delay=delay)
 
 

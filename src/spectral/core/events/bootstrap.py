@@ -1,4 +1,4 @@
-"""The top of the library: reads the environment once, and wires publishers to what they need.
+"""The top of the library: reads the environment, and wires publishers to what they need.
 
 `publisher_for` recognises the connection it is given by its type and loads only that driver's adapter.
 """
@@ -35,7 +35,8 @@ _ADAPTERS: Final = {
 def publishing(settings: PublishSettings | None = None, *, environ: Mapping[str, str] | None = None) -> Publishing:
     """What every publisher of a program shares: its settings, and where traces come from.
 
-    Without settings they are read from the environment (`SPECTRAL_GENERATION`, `SPECTRAL_CONTEXTS`).
+    Without settings they are read from the environment (`SPECTRAL_GENERATION`, `SPECTRAL_CONTEXTS`). Make it when the
+    program starts and hand it to `publisher_for`: then a wrong variable refuses the start, not the first request.
 
     Raises:
         ConfigurationError: a variable is missing or makes no sense; the message says what to set.
@@ -84,5 +85,6 @@ def publisher_for(
             return publisher
     raise ConfigurationError(
         f"no publisher knows a {type(connection).__module__}.{type(connection).__qualname__}; give it a connection of "
-        "psycopg or asyncpg, or a SQLAlchemy session or connection (for Django use DjangoOutboxPublisher)"
+        "psycopg or asyncpg, or a SQLAlchemy session or connection (call a scoped_session to get its session; "
+        "for Django use DjangoOutboxPublisher)"
     )

@@ -9,20 +9,21 @@ import os
 import re
 import threading
 import time
+from copy import deepcopy
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
 from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 CONTEXT_PATTERN: Final = r"^[a-z][a-z0-9_]{0,62}$"
 """A context: `platform`, `worlds`, yours."""
 
 EVENT_TYPE_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*){2}(\.v[1-9][0-9]*)?$"
 """`<context>.<noun>.<verb>`, with `.v2` and so on after a breaking change."""
-
-HANDLER_NAME_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$"
-"""Qualified by its scope, so that it is unique in the whole system: `worlds.scan_completed_indexer`."""
 
 TRACEPARENT_PATTERN: Final = r"^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$"
 """The W3C traceparent header."""
@@ -87,13 +88,26 @@ def _canonical(event_id: object) -> str:
         return "not an id"
 
 
+def _refuse_other_names(text: str) -> str:
+    if re.fullmatch(EVENT_TYPE_PATTERN, text) is None:
+        raise ValueError(
+            "must be <context>.<noun>.<verb>, lower case, such as orders.order.placed (then .v2, .v3, ...)"
+        )
+    return text
+
+
 def _refuse_unstorable(text: str) -> str:
     if not is_storable(text):
         raise ValueError("contains a NUL or a lone surrogate, which Postgres cannot store; remove it")
     return text
 
 
-EventTypeName = Annotated[str, Field(pattern=EVENT_TYPE_PATTERN, max_length=MAX_NAME_LENGTH)]
+# The pattern is in the schema for programs; people get words instead of a regular expression.
+EventTypeName = Annotated[
+    str,
+    Field(max_length=MAX_NAME_LENGTH, json_schema_extra={"pattern": EVENT_TYPE_PATTERN}),
+    AfterValidator(_refuse_other_names),
+]
 ContextName = Annotated[str, Field(pattern=CONTEXT_PATTERN)]
 
 
@@ -120,6 +134,14 @@ class EventEnvelope(BaseModel):
 
     def __hash__(self) -> int:
         return hash(self.event_id)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, checked like a new envelope; a key that was the event's id stays the event's id."""
+        given = dict(update or {})
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in given}
+        if "event_id" in given and self.idempotency_key == str(self.event_id):
+            fields.pop("idempotency_key", None)
+        return type(self).model_validate((deepcopy(fields) if deep else fields) | given)
 
     @model_validator(mode="before")
     @classmethod

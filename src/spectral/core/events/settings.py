@@ -52,9 +52,15 @@ class PublishSettings:
         Raises:
             ConfigurationError: one is missing or makes no sense; the message says what to set.
         """
-        declared = environ.get(CONTEXTS_VARIABLE, "")
-        names = frozenset(name.strip() for name in declared.split(",") if name.strip())
-        return cls(generation=parse_generation(environ.get(GENERATION_VARIABLE)), contexts=names or DEFAULT_CONTEXTS)
+        return cls(
+            generation=parse_generation(environ.get(GENERATION_VARIABLE)),
+            contexts=parse_contexts(environ.get(CONTEXTS_VARIABLE)),
+        )
+
+
+def parse_contexts(text: str | None) -> frozenset[str]:
+    """The declared contexts from their variable, comma-separated; the default ones if there is none."""
+    return frozenset(name.strip() for name in (text or "").split(",") if name.strip()) or DEFAULT_CONTEXTS
 
 
 def parse_generation(text: str | None) -> int:

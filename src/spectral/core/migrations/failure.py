@@ -49,7 +49,8 @@ class MigrationFailedError(MigrationError):
         self.sqlstate = sqlstate
         super().__init__(
             f"{filename}, line {line}: {reason} (SQLSTATE {sqlstate or 'unknown'}); "
-            "the file was rolled back whole, the files before it stay applied: correct it and run up again"
+            "the file was rolled back whole, the files before it stay applied; "
+            "once the cause is mended, run: spectral migrate up"
         )
 
 

@@ -1,8 +1,10 @@
 """The fingerprint of the schema `core`: one digest per object, so that a change made by hand has a name.
 
-Recorded in the transaction of each applied file, compared by `verify`. Made from catalog columns only: text that
-Postgres writes back from its parse trees (pg_get_*def) differs between versions and would cry wolf after an upgrade.
-What it therefore does not see: the body of a view, of a check, of a default, of a policy, and grants.
+Recorded in the transaction of each applied file, compared by `verify`. Most of it is made from catalog columns. What is
+only to be had as text that Postgres writes back from its parse trees (conditions of triggers, checks, indexes and
+policies, defaults, views) is recorded with the server's major version and compared on the same one only: the text
+differs between versions and would cry wolf after an upgrade. Of grants it sees those to PUBLIC; others are the
+project's own business.
 
 Changing what is hashed makes recorded digests stale: do it only together with a new migration file, whose application
 records them anew.
@@ -33,7 +35,8 @@ types as (
 -- tables, views and sequences of the schema that a migration made
 relations as (
     select c.oid, n.nspname || '.' || c.relname as name, c.relkind, c.relrowsecurity, c.relforcerowsecurity,
-        case when c.relkind in ('v', 'm') then c.reloptions end as view_options
+        case when c.relkind in ('v', 'm') then c.reloptions end as view_options,
+        exists (select from pg_catalog.aclexplode(c.relacl) where grantee = 0) as open_to_public
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = 'core' and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') and not c.relispartition
@@ -46,7 +49,8 @@ functions as (
             join types t on t.oid = a.oid
         ), '') || ')' as name,
         row(p.prosrc, p.prokind, p.prosecdef, p.proconfig, p.provolatile, p.proisstrict, p.proparallel, p.proretset,
-            l.lanname, r.name, case when p.prosecdef then o.rolname end)::text as facts
+            l.lanname, r.name, case when p.prosecdef then o.rolname end,
+            p.proacl is null or exists (select from pg_catalog.aclexplode(p.proacl) where grantee = 0))::text as facts
     from pg_catalog.pg_proc p
     join pg_catalog.pg_namespace n on n.oid = p.pronamespace
     join pg_catalog.pg_language l on l.oid = p.prolang
@@ -92,24 +96,67 @@ policies as (
     from relations r
     join pg_catalog.pg_policy y on y.polrelid = r.oid
 ),
+-- what Postgres writes back; the search_path is pinned by whoever runs this
+definitions as (
+    select 'trigger ' || g.tgname || ' on ' || r.name as name, pg_catalog.pg_get_triggerdef(g.oid) as facts
+    from relations r
+    join pg_catalog.pg_trigger g on g.tgrelid = r.oid and not g.tgisinternal
+    union all
+    select 'constraint ' || k.conname || ' on ' || r.name, pg_catalog.pg_get_constraintdef(k.oid)
+    from relations r
+    join pg_catalog.pg_constraint k on k.conrelid = r.oid and k.contype in ('c', 'f', 'p', 'u', 'x')
+    union all
+    select 'index ' || c.relname || ' on ' || r.name, pg_catalog.pg_get_indexdef(c.oid)
+    from relations r
+    join pg_catalog.pg_index i on i.indrelid = r.oid
+    join pg_catalog.pg_class c on c.oid = i.indexrelid
+    union all
+    select 'policy ' || y.polname || ' on ' || r.name,
+        row(pg_catalog.pg_get_expr(y.polqual, y.polrelid), pg_catalog.pg_get_expr(y.polwithcheck, y.polrelid), (
+            select string_agg(o.rolname, ', ' order by o.rolname)
+            from pg_catalog.pg_roles o
+            where o.oid = any (y.polroles)
+        ))::text
+    from relations r
+    join pg_catalog.pg_policy y on y.polrelid = r.oid
+    union all
+    select 'default ' || r.name || '.' || a.attname, pg_catalog.pg_get_expr(d.adbin, d.adrelid)
+    from relations r
+    join pg_catalog.pg_attrdef d on d.adrelid = r.oid
+    join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attnum = d.adnum
+    union all
+    select 'view ' || r.name, pg_catalog.pg_get_viewdef(r.oid)
+    from relations r
+    where r.relkind in ('v', 'm')
+),
 objects (kind, name, facts) as (
-    select 'table', name, row(relkind, relrowsecurity, relforcerowsecurity, view_options)::text from relations
+    select 'table', name, row(relkind, relrowsecurity, relforcerowsecurity, view_options, open_to_public)::text
+    from relations
     union all select 'function', name, facts from functions
     union all select 'column', name, facts from columns
     union all select 'trigger', name, facts from triggers
     union all select 'constraint', name, facts from constraints
     union all select 'index', name, facts from indexes
     union all select 'policy', name, facts from policies
+    union all select 'definition of', name, facts from definitions
+    union all select 'server', current_setting('server_version_num')::integer / 10000 || '', ''
 )
 select kind, name, encode(sha256(convert_to(facts, 'UTF8')), 'hex') as digest
 from objects"""
 
 # Replaces the recorded fingerprint by what is there now. Complete statements, so that a DBA's script can hold them too.
+PIN_SEARCH_PATH = "set local search_path = pg_catalog, pg_temp"
+
 RECORD_FINGERPRINT = f"""\
+{PIN_SEARCH_PATH};
+
 delete from spectral_migrations.objects;
 
 insert into spectral_migrations.objects (kind, name, digest)
 {_OBJECTS};"""  # noqa: S608  put together from constants of this module
+
+_SERVER = "server"
+_DEFINITION = "definition of"
 
 _READ_RECORDED = "select kind, name, digest from spectral_migrations.objects"
 
@@ -141,8 +188,14 @@ def compare_objects(
 ) -> tuple[ObjectDrift, ...]:
     """Name each object that was added, changed or removed since the fingerprint was recorded."""
     found: list[ObjectDrift] = []
+    same_server = {name for kind, name in recorded if kind == _SERVER} == {
+        name for kind, name in present if kind == _SERVER
+    }
     for kind, name in recorded.keys() | present.keys():
         before, after = recorded.get((kind, name)), present.get((kind, name))
+        # An object that came or went is named as such; its definition matters where it stayed, on one version.
+        if kind == _SERVER or (kind == _DEFINITION and not (same_server and before and after)):
+            continue
         if before is None:
             found.append(ObjectDrift(kind, name, ObjectChange.ADDED))
         elif after is None:
@@ -155,7 +208,9 @@ def compare_objects(
 def object_drift(connection: Connection[Any]) -> tuple[ObjectDrift, ...]:
     """Compare the schema with its recorded fingerprint; the ledger has to exist."""
     recorded = connection.execute(_READ_RECORDED).fetchall()
-    present = connection.execute(_OBJECTS.encode()).fetchall()
+    with connection.transaction():
+        connection.execute(PIN_SEARCH_PATH)
+        present = connection.execute(_OBJECTS.encode()).fetchall()
     return compare_objects(
         {(kind, name): digest for kind, name, digest in recorded},
         {(kind, name): digest for kind, name, digest in present},

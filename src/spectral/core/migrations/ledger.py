@@ -168,9 +168,11 @@ def _changed_or_missing(files: Sequence[Migration], applied: Sequence[AppliedMig
     for row in applied:
         file = on_disk.get(row.version)
         if file is None:
-            message = (
-                f"{row.filename} was applied but is not on disk: "
-                "bring the file back, or name the directory that holds it"
+            newer = all(row.version > version for version in on_disk)
+            message = f"{row.filename} was applied but is not on disk: " + (
+                "a newer release migrated this database; install that one, or leave out `migrate up` in this one"
+                if newer
+                else "bring the file back, or name the directory that holds it"
             )
             found.append(Drift(DriftKind.MISSING, row.version, row.filename, message))
         elif file.checksum != row.checksum:

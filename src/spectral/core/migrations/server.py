@@ -61,8 +61,8 @@ def require_writable(facts: ServerFacts) -> None:
         raise UnsupportedServerError("this server is a standby (in recovery); connect to the primary")
     if facts.read_only:
         raise UnsupportedServerError(
-            "this session is read-only (default_transaction_read_only); connect to the primary, or switch it off for "
-            f"role {facts.role}"
+            "this session is read-only (default_transaction_read_only); connect to the primary, or switch it off "
+            f"where it is set: for role {facts.role}, for the database, or in the connection string"
         )
     if not facts.has_ledger and not facts.may_create:
         raise UnsupportedServerError(

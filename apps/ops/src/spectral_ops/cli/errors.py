@@ -36,27 +36,42 @@ def report(error: Exception, variables: Mapping[str, str]) -> ExitCode:
         traceback.print_exception(error)
     message, remedy, code = _explain(error)
     note(f"error: {message}")
-    note(f"  try: {remedy}")
+    if remedy:
+        note(f"  try: {remedy}")
     return code
 
 
-def _explain(error: Exception) -> tuple[str, str, ExitCode]:
+def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
+    """The message, the command that helps (none where the message itself ends with what to do), the exit code."""
+    missing = _explain_missing(error)
+    if missing is not None:
+        return *missing, ExitCode.FAILED
     from spectral.core import migrations  # noqa: PLC0415  only a failing command pays for the import
     from spectral.core.events.failure import ConfigurationError, SpectralError  # noqa: PLC0415  as above
 
-    if isinstance(error, ModuleNotFoundError) and error.name == "pglast":
-        return "checking SQL needs an extra package", 'pip install "spectral-events[lint]"', ExitCode.FAILED
     # The first line that fits decides, so the narrow classes stand above the wide one.
-    remedies: list[tuple[type[Exception], str, ExitCode]] = [
+    remedies: list[tuple[type[Exception], str | None, ExitCode]] = [
         (ConfigurationError, "export SPECTRAL_DATABASE_URL=postgresql://user@host:5432/database", ExitCode.USAGE),
-        (migrations.DatabaseUnavailableError, "spectral migrate status", ExitCode.UNAVAILABLE),
+        (migrations.DatabaseUnavailableError, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'", ExitCode.UNAVAILABLE),
         (migrations.MigrationDriftError, "spectral migrate status", ExitCode.FAILED),
-        (migrations.MigrationFileError, "spectral migrate lint", ExitCode.FAILED),
-        (migrations.MigrationError, "spectral migrate up", ExitCode.FAILED),
-        (SpectralError, "spectral --help", ExitCode.FAILED),
+        (SpectralError, None, ExitCode.FAILED),
     ]
     for kind, remedy, code in remedies:
         if isinstance(error, kind):
             return str(error), remedy, code
     # Not one of ours: its text may quote anything, a connection string included.
     return f"unexpected {type(error).__name__}", "SPECTRAL_DEBUG=1 spectral ... (shows where)", ExitCode.FAILED
+
+
+def _explain_missing(error: Exception) -> tuple[str, str] | None:
+    """A package that is not installed, or cannot be loaded; told before anything else is imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "pglast":
+        return "checking SQL needs an extra package", 'pip install "spectral-events[lint]"'
+    if isinstance(error, ImportError) and _comes_from(error, "psycopg"):
+        return "psycopg cannot be loaded; it needs the library libpq", 'pip install "spectral-events[binary]"'
+    return None
+
+
+def _comes_from(error: BaseException, package: str) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f"/{package}/" in frame.filename.replace("\\", "/") for frame in frames)

@@ -157,16 +157,19 @@ def lint(
 ) -> None:
     """Check migration files; needs no database.
 
-    Finds grants and statements that do not belong in a migration. Exits with 1 when something was found.
+    Finds grants and statements that do not belong in a migration. Your contexts are those of SPECTRAL_CONTEXTS
+    (comma-separated). Exits with 1 when something was found.
     """
     if find_spec("pglast") is None:
         raise ModuleNotFoundError(name="pglast")
     from spectral.core import migrations  # noqa: PLC0415  psycopg; --help must not pay for it
+    from spectral.core.events.settings import CONTEXTS_VARIABLE, parse_contexts  # noqa: PLC0415  as above
     from spectral.core.migrations.lint import LintSettings, lint_files  # noqa: PLC0415  needs an extra package
 
     given = paths or [migrations.bundled_directory()]
     files = [file for path in given for file in (sorted(path.glob("*.sql")) if path.is_dir() else [path])]
-    findings = lint_files(files, LintSettings())
+    contexts = parse_contexts(environment().get(CONTEXTS_VARIABLE)) | {"core"}
+    findings = lint_files(files, LintSettings(contexts=contexts))
     if as_json:
         shown = [
             {"rule": each.rule, "path": str(each.path), "line": each.line, "message": each.message} for each in findings
@@ -188,7 +191,7 @@ def _directories(own: list[Path] | None, *, bundled: bool) -> list[Path]:
 
 def _progress_line() -> Callable[[Progress], None]:
     """A reporter that writes what happens to stderr, one line per event."""
-    from spectral.core.migrations import Adopted, Applied, Applying, Overwriting, Skipped, Waiting  # noqa: PLC0415
+    from spectral.core.migrations import Adopted, Applied, Applying, Overwriting, Skipped, Waiting  # noqa: PLC0415  as above
 
     def show(event: Progress) -> None:
         match event:

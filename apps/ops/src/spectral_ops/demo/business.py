@@ -53,7 +53,7 @@ class Producer:
                 raise ChangedMindError
 
     async def finish_many(self, numbers: range) -> None:
-        """Finish a thousand scans in one transaction and two round trips."""
+        """Finish thousands of scans in one transaction: two statements."""
         async with self._connection.transaction():
             await self._connection.execute(
                 "insert into public.scans select * from generate_series(%s::integer, %s)", [numbers.start, numbers[-1]]

@@ -156,11 +156,11 @@ class Publishing:
         unknown = sorted(options.keys() - PublishOptions.__annotations__.keys())
         if unknown:
             raise PublishError(f"unknown options {unknown}; known are {sorted(PublishOptions.__annotations__)}")
-        delay = options.get("delay", timedelta(0))
-        if not timedelta(0) <= delay <= timedelta(days=3650):
-            raise PublishError(f"delay must be between nothing and ten years, not {delay}")
-        content_class = options.get("content_class", "event")
-        if content_class not in CONTENT_CLASSES:
+        delay: object = options.get("delay", timedelta(0))
+        if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= timedelta(days=3650):
+            raise PublishError(f"delay must be a timedelta between nothing and ten years, not {delay!r}")
+        content_class: object = options.get("content_class", "event")
+        if not isinstance(content_class, str) or content_class not in CONTENT_CLASSES:
             raise PublishError(f"content_class must be one of {sorted(CONTENT_CLASSES)}, not {content_class!r}")
         try:
             channel = channel_for(self.settings.generation, options.get("processing_class"))

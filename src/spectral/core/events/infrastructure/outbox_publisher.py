@@ -40,7 +40,8 @@ class AsyncOutboxPublisher(ABC):
         """Publish many events, thousands to a round trip; answers how many were new.
 
         Raises:
-            PublishError: none was published.
+            PublishError: none was published, if the transaction is rolled back; outside of one
+                (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
         inserts = self._publishing.prepare_many(envelopes, options)
         if inserts:
@@ -80,7 +81,8 @@ class SyncOutboxPublisher(ABC):
         """Publish many events, thousands to a round trip; answers how many were new.
 
         Raises:
-            PublishError: none was published.
+            PublishError: none was published, if the transaction is rolled back; outside of one
+                (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
         inserts = self._publishing.prepare_many(envelopes, options)
         if inserts:

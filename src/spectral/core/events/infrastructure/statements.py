@@ -88,8 +88,11 @@ def explain(sqlstate: str | None, insert: Insert) -> PublishError | Configuratio
         case "42501":
             return PublishError(
                 "this role may not publish here: either it is no member of spectral_publisher "
-                "(grant spectral_publisher to <role>), or the event is for another workspace than the session's"
+                "(grant spectral_publisher to <role>), or the session acts for a workspace and the event names "
+                "another workspace or none"
             )
+        case "25P02":
+            return not_in_transaction("the transaction has failed and must be rolled back first")
         case _:
             return None
 
