@@ -69,15 +69,15 @@ def one(style: ParameterStyle) -> str:
 
 
 def one_or_fail(style: ParameterStyle) -> str:
-    return insert_one(style, on_conflict=False)
+    return insert_one(style, ignore_known=False)
 
 
 def many(style: ParameterStyle) -> str:
-    return insert_many(style, on_conflict=True)
+    return insert_many(style, ignore_known=True)
 
 
 def many_or_fail(style: ParameterStyle) -> str:
-    return insert_many(style, on_conflict=False)
+    return insert_many(style, ignore_known=False)
 
 
 STATEMENTS = [one, one_or_fail, many, many_or_fail]
@@ -126,7 +126,7 @@ def test_the_placeholders_of_one_row_stand_in_the_order_of_the_parameters(style:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_arrays_and_the_stamp_of_many_rows_stand_in_the_order_of_the_parameters(style: ParameterStyle) -> None:
-    stamp, arrays = insert_many(style, on_conflict=True).split(" from unnest(")
+    stamp, arrays = insert_many(style, ignore_known=True).split(" from unnest(")
     assert placeholders(style, arrays) + placeholders(style, stamp) == expected_in(style)
 
 
@@ -179,7 +179,7 @@ def test_a_known_id_is_ignored_only_where_asked(statement: Callable[[ParameterSt
 
 
 def test_the_arrays_of_many_rows_have_the_types_of_their_columns() -> None:
-    casts = dict(re.findall(r"cast\(:(\w+) as (\w+)\[\]\)", insert_many("named", on_conflict=True)))
+    casts = dict(re.findall(r"cast\(:(\w+) as (\w+)\[\]\)", insert_many("named", ignore_known=True)))
     assert casts == {
         "id": "uuid",
         "event_type": "text",

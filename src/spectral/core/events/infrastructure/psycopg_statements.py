@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.publish import Insert
 
 _ONE: Final = insert_one("pyformat").encode()
-_ONE_OR_FAIL: Final = insert_one("pyformat", on_conflict=False).encode()
+_ONE_OR_FAIL: Final = insert_one("pyformat", ignore_known=False).encode()
 # Arrays as text have to be quoted here and parsed there, which costs more than everything else a bulk publish does.
-_MANY: Final = {ignore: insert_many("binary", on_conflict=ignore).encode() for ignore in (True, False)}
+_MANY: Final = {ignore: insert_many("binary", ignore_known=ignore).encode() for ignore in (True, False)}
 
 
 def require_transaction(connection: Connection[Any] | AsyncConnection[Any], *, required: bool) -> None:

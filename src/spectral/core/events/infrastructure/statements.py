@@ -42,15 +42,15 @@ _TARGET: Final = (
 )
 
 
-def insert_one(style: ParameterStyle, *, on_conflict: bool = True) -> str:
-    """Insert one row; without `on_conflict` a known id is an error of the server."""
+def insert_one(style: ParameterStyle, *, ignore_known: bool = True) -> str:
+    """Insert one row; without `ignore_known` a known id is an error of the server."""
     values = [f"cast({_placeholder(style, name)} as {kind})" for name, kind in (ROW_COLUMNS | STAMP_COLUMNS).items()]
     values[list(ROW_COLUMNS).index("payload")] += "::jsonb"
     values[-1] = f"clock_timestamp() + {values[-1]}"
-    return f"{_TARGET} values ({', '.join(values)})" + (" on conflict do nothing" if on_conflict else "")
+    return f"{_TARGET} values ({', '.join(values)})" + (" on conflict do nothing" if ignore_known else "")
 
 
-def insert_many(style: ParameterStyle, *, on_conflict: bool) -> str:
+def insert_many(style: ParameterStyle, *, ignore_known: bool) -> str:
     """Insert any number of rows, given as one array for each column."""
     arrays = ", ".join(f"cast({_placeholder(style, name)} as {kind}[])" for name, kind in ROW_COLUMNS.items())
     columns = ", ".join("event.payload::jsonb" if name == "payload" else f"event.{name}" for name in ROW_COLUMNS)
@@ -58,7 +58,7 @@ def insert_many(style: ParameterStyle, *, on_conflict: bool) -> str:
     stamp[-1] = f"clock_timestamp() + {stamp[-1]}"
     # Built from the constants above and placeholders; no value ever becomes part of the text.
     rows = f"select {columns}, {', '.join(stamp)} from unnest({arrays}) as event ({', '.join(ROW_COLUMNS)})"  # noqa: S608
-    return f"{_TARGET} {rows}" + (" on conflict do nothing" if on_conflict else "")
+    return f"{_TARGET} {rows}" + (" on conflict do nothing" if ignore_known else "")
 
 
 def positional(parameters: Mapping[str, object]) -> list[object]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.publish import Insert, Publishing
 
 _ONE: Final = insert_one("dollar")
-_MANY: Final = {ignore: insert_many("dollar", on_conflict=ignore) for ignore in (True, False)}
+_MANY: Final = {ignore: insert_many("dollar", ignore_known=ignore) for ignore in (True, False)}
 
 
 class AsyncpgOutboxPublisher(AsyncOutboxPublisher):

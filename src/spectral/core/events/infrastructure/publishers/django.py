@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.publish import Insert, Publishing
 
 _ONE: Final = insert_one("pyformat")
-_MANY: Final = {ignore: insert_many("pyformat", on_conflict=ignore) for ignore in (True, False)}
+_MANY: Final = {ignore: insert_many("pyformat", ignore_known=ignore) for ignore in (True, False)}
 
 
 class DjangoOutboxPublisher(SyncOutboxPublisher):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.publish import Insert, Publishing
 
 _ONE: Final = text(insert_one("named"))
-_MANY: Final = {ignore: text(insert_many("named", on_conflict=ignore)) for ignore in (True, False)}
+_MANY: Final = {ignore: text(insert_many("named", ignore_known=ignore)) for ignore in (True, False)}
 
 
 class SqlAlchemySyncOutboxPublisher(SyncOutboxPublisher):
