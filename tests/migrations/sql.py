@@ -71,3 +71,43 @@ def row(connection: psycopg.Connection[Any], event_id: UUID) -> dict[str, Any]:
         found = cursor.execute("select * from core.outbox where id = %s", [event_id]).fetchone()
     assert found is not None
     return found
+
+
+def begin(
+    connection: psycopg.Connection[Any], claims: list[Claim], handler: str = "platform.project_scan"
+) -> list[str]:
+    rows = connection.execute(
+        "select verdict from core.outbox_begin(%s, %s, %s)",
+        [[held.id for held in claims], [held.token for held in claims], [handler] * len(claims)],
+    )
+    return [verdict for (verdict,) in rows]
+
+
+def held_by(connection: psycopg.Connection[Any], function: str, claims: list[Claim]) -> list[UUID]:
+    statement = psycopg.sql.SQL("select * from core.{}(%s, %s)").format(psycopg.sql.Identifier(function))
+    rows = connection.execute(statement, [[held.id for held in claims], [held.token for held in claims]])
+    return [event_id for (event_id,) in rows]
+
+
+def reap(
+    connection: psycopg.Connection[Any], *, ttl: str = "300 s", grace: str = "0 s", attempts: int = 6
+) -> list[tuple[Any, ...]]:
+    return connection.execute(
+        "select id, status, reason, attempts from core.outbox_reap(%s, %s, 100, %s)", [ttl, grace, attempts]
+    ).fetchall()
+
+
+def subscribe(
+    connection: psycopg.Connection[Any], context: str, event_type: str = EVENT_TYPE, max_attempts: int = 6
+) -> None:
+    connection.execute(
+        "insert into core.subscriptions (generation, context, event_type, handler_name, max_attempts)"
+        " values (1, %s, %s, %s, %s)",
+        [context, event_type, f"{context}.handler", max_attempts],
+    )
+
+
+def lose(connection: psycopg.Connection[Any], event_id: UUID) -> None:
+    """Have a worker claim the row and die."""
+    assert event_id in [held.id for held in claim(connection, worker="doomed")]
+    assert event_id in [found for found, *_ in reap(connection)]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from spectral.core.embedded import Binaries
 from spectral.core.migrations import bundled_directory, script, status, up, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.database
+
+PSQL = str(Binaries.from_wheel().directory / "psql")
 
 SCHEMA = """\
 create schema core;
@@ -141,12 +143,11 @@ def test_the_script_leaves_what_up_leaves(
     assert script(empty_database, directories=[files]) == "-- Nothing is pending.\n"
 
 
-@pytest.mark.skipif(shutil.which("psql") is None, reason="no psql on this machine")
 def test_psql_runs_the_script_of_our_own_migrations(empty_database: str, tmp_path: Path) -> None:
     file = tmp_path / "all.sql"
     file.write_text(script(None, directories=[bundled_directory()]))
     psql = [
-        "psql",
+        PSQL,
         "--no-psqlrc",
         "--quiet",
         "--set",
@@ -161,14 +162,13 @@ def test_psql_runs_the_script_of_our_own_migrations(empty_database: str, tmp_pat
     assert verify(empty_database, directories=[bundled_directory()]).clean
 
 
-@pytest.mark.skipif(shutil.which("psql") is None, reason="no psql on this machine")
 def test_a_script_that_fails_midway_stops_even_where_psql_does_not(
     empty_database: str, files: Path, tmp_path: Path
 ) -> None:
     write(files, v20250103000000_broken="selct 1", v20250104000000_after="create table core.after ()")
     file = tmp_path / "all.sql"
     file.write_text(script(None, directories=[files]))
-    psql = ["psql", "--no-psqlrc", "--quiet", "--dbname", empty_database, "--file", str(file)]
+    psql = [PSQL, "--no-psqlrc", "--quiet", "--dbname", empty_database, "--file", str(file)]
     ran = subprocess.run(psql, capture_output=True, text=True, check=False)
     assert "20250104000000_after.sql was not applied" in ran.stderr
     found = status(empty_database, directories=[files])
