@@ -37,6 +37,7 @@ class World(NamedTuple):
     workers: tuple[Worker, ...]
     handled: frozenset[tuple[str, int]] = frozenset()  # (key, the row that took it)
     effects: tuple[tuple[str, int], ...] = ()
+    finished: frozenset[str] = frozenset()  # keys of which a handler has come to its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Protocol:
     gate_before_handler: bool = True
     count_at_claim: bool = True
     reaper_respects_locks: bool = True
+    handler_commits: bool = False  # whether a handler may commit by itself, half way, and then fail
+    guarded: bool = True  # whether the server refuses that
 
     def system(self) -> System[World]:
         start = World((Row(),) * len(self.keys), (Worker(),) * self.workers, effects=tuple((k, 0) for k in self.keys))
@@ -76,9 +79,7 @@ class Protocol:
                 if worker.may_release:
                     yield f"{me} releases {worker.row}", self._released(world, me, worker)
             case "open":
-                if not (worker.runs and worker.row in self.poisoned):
-                    yield f"{me} commits {worker.row}", self._committed(world, me, worker)
-                    yield f"{me} raises in {worker.row}", _with_worker(world, me, worker._replace(phase="raised"))
+                yield from self._end(world, me, worker)
             case "raised":
                 yield f"{me} settles {worker.row} as failed", self._settled_failure(world, me, worker)
         if worker.phase != "idle":
@@ -113,14 +114,29 @@ class Protocol:
         opened = worker._replace(phase="open", runs=runs)
         yield f"{me} begins {worker.row}", _with_worker(_with_row(world, worker.row, run), me, opened)
 
+    def _end(self, world: World, me: int, worker: Worker) -> Iterator[tuple[str, World]]:
+        if worker.runs and worker.row in self.poisoned:
+            return
+        yield f"{me} commits {worker.row}", self._committed(world, me, worker)
+        yield f"{me} raises in {worker.row}", _with_worker(world, me, worker._replace(phase="raised"))
+        if self.handler_commits and worker.runs:
+            yield f"{me} commits half of {worker.row}", self._half_committed(world, me, worker)
+
     def _committed(self, world: World, me: int, worker: Worker) -> World:
         row, key = world.rows[worker.row], self.keys[worker.row]
         known = {each for each, _ in world.handled}
         handled = world.handled if key in known else world.handled | {(key, worker.row)}
         effects = tuple((each, count + (worker.runs and each == key)) for each, count in dict(world.effects).items())
         delivered = row._replace(status="delivered", held=False)
-        after = _with_row(world, worker.row, delivered)._replace(handled=handled, effects=effects)
+        finished = world.finished | ({key} if worker.runs else set())
+        after = _with_row(world, worker.row, delivered)._replace(handled=handled, effects=effects, finished=finished)
         return _with_worker(after, me, _idle(worker))
+
+    def _half_committed(self, world: World, me: int, worker: Worker) -> World:
+        """The handler commits what it has so far, key included, and fails then; guarded, that commit itself fails."""
+        key = self.keys[worker.row]
+        after = world if self.guarded else world._replace(handled=world.handled | {(key, worker.row)})
+        return _with_worker(after, me, worker._replace(phase="raised"))
 
     def _settled_failure(self, world: World, me: int, worker: Worker) -> World:
         row = world.rows[worker.row]
@@ -159,6 +175,8 @@ class Protocol:
             return f"row {number} was {old.status} and is {new.status}"
         if new.status == "failed" and (self.keys[number], number) in after.handled:
             return f"row {number} was handled and is failed"
+        if new.status == "delivered" and self.keys[number] not in after.finished:
+            return f"row {number} is delivered, and no handler came to its end"
         if new.executions > self.max_attempts:
             return f"row {number} ran {new.executions} times"
         # Only the worker that takes the step changes its phase.
