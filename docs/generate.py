@@ -39,8 +39,9 @@ def sql_functions() -> str:
         "and may be executed by the [groups](roles.md) that need them, not by PUBLIC. Those that take arrays answer\n"
         "for many rows at once.\n"
     )
-    found = (each for migration in discover() for each in _FUNCTION.finditer(migration.sql))
-    parts.extend(_function_section(each) for each in found if each["returns"].strip() != "trigger")
+    # A function that a later migration replaces keeps its place and takes the later words.
+    found = {each["name"]: each for migration in discover() for each in _FUNCTION.finditer(migration.sql)}
+    parts.extend(_function_section(each) for each in found.values() if each["returns"].strip() != "trigger")
     return "\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -111,3 +112,13 @@ def lose(connection: psycopg.Connection[Any], event_id: UUID) -> None:
     """Have a worker claim the row and die."""
     assert event_id in [held.id for held in claim(connection, worker="doomed")]
     assert event_id in [found for found, *_ in reap(connection)]
+
+
+def waits_for(
+    watcher: psycopg.Connection[Any], waiting: psycopg.Connection[Any], holder: psycopg.Connection[Any]
+) -> None:
+    """Return as soon as one session waits for a lock of the other."""
+    deadline = time.monotonic() + 30
+    statement = "select %s = any (pg_blocking_pids(%s))"
+    while watcher.execute(statement, [holder.info.backend_pid, waiting.info.backend_pid]).fetchone() != (True,):
+        assert time.monotonic() < deadline, "nobody waits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -22,6 +23,7 @@ from tests.migrations.sql import (
     row,
     settle,
     subscribe,
+    waits_for,
 )
 
 Connection = psycopg.Connection[Any]
@@ -214,11 +216,14 @@ def test_two_workers_with_one_key_run_once_whatever_the_order_of_their_commits(
     publish(connection, p_idempotency_key="same")
     publish(connection, p_idempotency_key="same")
     first, second = claim(connection, limit=1), claim(connection, limit=1, worker="worker-2")
-    with psycopg.connect(database) as one, psycopg.connect(database, autocommit=True) as two:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(database, autocommit=True) as two,
+        psycopg.connect(database) as one,
+    ):
         assert begin(one, first) == ["run"]
         # The second waits for the first to decide; it must neither run nor fail.
-        two.execute("set lock_timeout = '200ms'")
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            begin(two, second)
+        waiting = pool.submit(begin, two, second)
+        waits_for(connection, two, one)
         one.commit()
-        assert begin(two, second) == ["handled"]
+        assert waiting.result() == ["handled"]

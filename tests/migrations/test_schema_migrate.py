@@ -199,16 +199,15 @@ def test_everything_in_the_schema_belongs_to_the_owner(connection: Connection) -
 
 
 def test_constraints_are_named_by_table_and_kind(connection: Connection) -> None:
-    kinds = {"p": "pkey", "u": "key", "c": "check", "f": "fkey", "x": "excl"}
+    kinds = {"p": "_pkey", "u": "_[a-z0-9_]+_key", "c": "_[a-z0-9_]+_check", "f": "_[a-z0-9_]+_fkey"}
+    kinds |= {"x": "_[a-z0-9_]+_excl", "t": "_[a-z0-9_]+"}  # a constraint trigger by what it requires
     found = connection.execute(
         "select conrelid::regclass::text, conname, contype::text from pg_constraint"
         " where connamespace = 'core'::regnamespace and contype <> 'n'"  # 18 also lists columns that are not null
     ).fetchall()
     assert found
     for table, name, kind in found:
-        bare = table.removeprefix("core.")
-        pattern = rf"{bare}_{kinds[kind]}" if kind == "p" else rf"{bare}_[a-z0-9_]+_{kinds[kind]}"
-        assert re.fullmatch(pattern, name), name
+        assert re.fullmatch(table.removeprefix("core.") + kinds[kind], name), name
 
 
 def test_indexes_are_named_by_table_and_kind(connection: Connection) -> None:
@@ -237,7 +236,7 @@ def test_functions_are_named_by_what_they_are_about(connection: Connection) -> N
     found = connection.execute(
         "select proname, proargnames, pronargs from pg_proc where pronamespace = 'core'::regnamespace"
     ).fetchall()
-    general = {"uuid7", "current_workspace", "require_parallel", "require_distinct"}
+    general = {"uuid7", "current_workspace", "require_parallel", "require_distinct", "require_role"}
     subjects = r"(outbox|event_handled|deployments|subscriptions|audit|worker|retention)_[a-z0-9_]+"
     assert [name for name, *_ in found if name not in general and not re.fullmatch(subjects, name)] == []
     # Arguments say that they are: a column of the same name is never meant by mistake.

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ TABLES = ("audit", "deployments", "event_handled", "outbox", "subscriptions")
 
 RUNS_AS_OWNER = {
     "audit_discard",
+    "event_handled_require_settled",
     "outbox_begin",
     "outbox_claim",
     "outbox_discard",
     "outbox_fail_unhandled",
     "outbox_fan_out",
+    "outbox_next_due",
     "outbox_publish",
     "outbox_publish_many",
     "outbox_reap",
@@ -48,6 +51,7 @@ RUNS_AS_OWNER = {
     "outbox_replay",
     "outbox_replay_many",
     "outbox_settle",
+    "outbox_subscribe",
 }
 
 FUNCTIONS = """\
@@ -252,14 +256,17 @@ def test_the_audit_only_grows_even_for_a_superuser(connection: Connection, chang
 
 
 def test_the_trigger_functions_cannot_be_borrowed(database: str) -> None:
-    # A trigger on a table of one's own could call core.audit_discard with rows of one's own making.
+    # A trigger on a table of one's own could call them with rows of one's own making.
     for group in GROUPS:
         with role(database, groups=(f"spectral_{group}",)) as own, psycopg.connect(own, autocommit=True) as session:
             session.execute("create temp table forged (id uuid, deleted_at timestamptz)")
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                session.execute(
-                    "create trigger forged after update on forged for each row execute function core.audit_discard()"
-                )
+            for function in ("audit_discard", "event_handled_require_settled"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    session.execute(
+                        sql.SQL(
+                            "create trigger forged after update on forged for each row execute function {}()"
+                        ).format(sql.Identifier("core", function))
+                    )
 
 
 # the trap: everything the functions use exists once more, in front of the real thing
@@ -427,6 +434,7 @@ def test_delivery_is_not_led_astray(trap: Callable[[str], Trap], connection: Con
         publish(connection)
     broadcast = publish(connection, target=None)
     unwanted = publish(connection, p_event_type="worlds.scan.started")
+    publish(connection, p_delay=timedelta(hours=1))
     laid = trap("worker")
     worker, before = laid.session, laid.bait()
 
@@ -434,8 +442,11 @@ def test_delivery_is_not_led_astray(trap: Callable[[str], Trap], connection: Con
     assert len(claims) == 4
     begun, released, renewed, orphaned = claims
     arrays = [[begun.id], [begun.token], ["platform.project_scan"]]
-    assert worker.execute("select verdict from core.outbox_begin(%s, %s, %s)", arrays).fetchall() == [("run",)]
-    assert settle(worker, [begun], "delivered") == [(begun.id, "delivered")]
+    with worker.transaction():
+        worker.execute("set local spectral.guarded = on")
+        assert worker.execute("select verdict from core.outbox_begin(%s, %s, %s)", arrays).fetchall() == [("run",)]
+        assert settle(worker, [begun], "delivered") == [(begun.id, "delivered")]
+        worker.execute("select core.require_role(%s)", [laid.user])
     for function, held in (("outbox_release", released), ("outbox_renew", renewed)):
         statement = sql.SQL("select * from core.{}(%s, %s)").format(sql.Identifier(function))
         assert worker.execute(statement, [[held.id], [held.token]]).fetchall() == [(held.id,)]
@@ -447,11 +458,17 @@ def test_delivery_is_not_led_astray(trap: Callable[[str], Trap], connection: Con
     assert failed == [(unwanted,)]
     reaped = worker.execute("select id from core.outbox_reap('0 s', '0 s')").fetchall()
     assert {event_id for (event_id,) in reaped} == {renewed.id, orphaned.id}
+    due = worker.execute("select core.outbox_next_due('{platform}', '{1}', %s)", [CHANNELS]).fetchall()
+    assert timedelta(minutes=59) < due[0][0] < timedelta(hours=1)
+    subscribe = "select handler_name from core.outbox_subscribe(1, '{platform}', %s, '{platform.other}', '{3}', %s)"
+    assert worker.execute(subscribe, [[EVENT_TYPE], False]).fetchall() == [("platform.project_scan",)]
+    assert worker.execute(subscribe, [[EVENT_TYPE], True]).fetchall() == []
 
     found = statuses(connection)
     assert (found[begun.id], found[released.id], found[orphaned.id]) == ("delivered", "pending", "pending")
     assert (found[broadcast], found[unwanted]) == ("delivered", "failed")
     assert value(connection, "select event_id from core.event_handled") == begun.id
+    assert value(connection, "select handler_name from core.subscriptions") == "platform.other"
     untouched(laid, before)
 
 

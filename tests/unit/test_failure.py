@@ -17,6 +17,7 @@ from spectral.core.events.failure import DuplicateEventError, FailureCycle, Payl
 TREE = {
     "SpectralError": ["Exception"],
     "ConfigurationError": ["SpectralError"],
+    "SubstrateLostError": ["SpectralError"],
     "PublishError": ["SpectralError"],
     "NotInTransactionError": ["PublishError"],
     "DuplicateEventError": ["PublishError"],
@@ -27,7 +28,9 @@ TREE = {
     "PayloadTooLargeError": ["PayloadError"],
     "HandlerError": ["SpectralError"],
     "TerminalHandlerError": ["HandlerError"],
+    "UndecodablePayloadError": ["HandlerError", "ValueError"],
     "HandlerTimeoutError": ["HandlerError", "TimeoutError"],
+    "TransactionMisusedError": ["HandlerError"],
     "NoHandlerError": ["HandlerError"],
     "WorkerLostError": ["HandlerError"],
 }

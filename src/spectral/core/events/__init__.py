@@ -3,6 +3,7 @@
 Importing it loads no database driver. Adapters are in `spectral.core.events.infrastructure`.
 """
 
+from spectral.core.events.consumer import Consumer
 from spectral.core.events.envelope import EventEnvelope, new_event_id
 from spectral.core.events.failure import (
     ConfigurationError,
@@ -15,16 +16,26 @@ from spectral.core.events.failure import (
     PayloadTooLargeError,
     PublishError,
     SpectralError,
+    SubstrateLostError,
     TerminalHandlerError,
     UnknownContextError,
 )
-from spectral.core.events.protocols import EventHandler, EventListener, EventPublisher
+from spectral.core.events.protocols import (
+    DeliveryContext,
+    EventHandler,
+    EventListener,
+    EventPublisher,
+    Transaction,
+)
 from spectral.core.events.retry import DEFAULT_RETRY_POLICY, RetryPolicy
-from spectral.core.events.settings import PublishSettings
+from spectral.core.events.settings import DatabaseSettings, PublishSettings, WorkerSettings, WorkerTimes
 
 __all__ = [
     "DEFAULT_RETRY_POLICY",
     "ConfigurationError",
+    "Consumer",
+    "DatabaseSettings",
+    "DeliveryContext",
     "DuplicateEventError",
     "EventEnvelope",
     "EventHandler",
@@ -40,7 +51,11 @@ __all__ = [
     "PublishSettings",
     "RetryPolicy",
     "SpectralError",
+    "SubstrateLostError",
     "TerminalHandlerError",
+    "Transaction",
     "UnknownContextError",
+    "WorkerSettings",
+    "WorkerTimes",
     "new_event_id",
 ]

@@ -1,23 +1,35 @@
-"""The top of the library: reads the environment, and wires publishers to what they need.
+"""The top of the library: reads the environment, and wires publishers and workers to what they need.
 
 `publisher_for` recognises the connection it is given by its type and loads only that driver's adapter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
+import secrets
+import socket
+from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack, overload
 
+from spectral.core.events.consumer import Consumer
+from spectral.core.events.delivery.desk import Desk
+from spectral.core.events.delivery.listener import Connections, Listener
 from spectral.core.events.delivery.publish import Publishing
+from spectral.core.events.envelope import EventEnvelope  # noqa: TC001  read from the annotation of a handler
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
-from spectral.core.events.settings import PublishSettings
+from spectral.core.events.routes import Routes
+from spectral.core.events.settings import DatabaseSettings, PublishSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
     from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
+    from spectral.core.events.probe import Probe
+    from spectral.core.events.protocols import EventHandler
 
 _ROOM: Final = "spectral.core.events.infrastructure"
 _ADAPTERS: Final = {
@@ -88,3 +100,76 @@ def publisher_for(
         "psycopg or asyncpg, or a SQLAlchemy session or connection (call a scoped_session to get its session; "
         "for Django use DjangoOutboxPublisher)"
     )
+
+
+class WorkerOptions(TypedDict, total=False):
+    """What a worker may be given; whatever is left out is read from the environment.
+
+    settings: what it is and how much it takes on.
+    database: how to reach the database.
+    environ: the environment to read instead of the process's own.
+    probe: who is told what happens, instead of the log.
+    """
+
+    settings: WorkerSettings
+    database: DatabaseSettings
+    environ: Mapping[str, str]
+    probe: Probe
+
+
+def worker(*consumers: Consumer, **options: Unpack[WorkerOptions]) -> Listener:
+    """A worker that runs the handlers of these consumers. Make it inside a running event loop, and run it once.
+
+    From the environment: `SPECTRAL_DATABASE_URL`, `DATABASE_URL` or the PG* variables name the database,
+    `SPECTRAL_DIRECT_URL` another way to it for the connections that must not go through a transaction pooler;
+    `SPECTRAL_GENERATION` and the others are those of `WorkerSettings.from_environ`.
+
+    Raises:
+        ConfigurationError: a variable is missing or makes no sense, or the consumers do not fit together.
+    """
+    return _listener(Routes.of(consumers), options)
+
+
+class ChannelListener:
+    """Implements `EventListener`: one handler for every event of its context on one channel. Takes `WorkerOptions`.
+
+    The context is the first part of the handler's name. For a context that has a `Consumer`, register there instead:
+    whoever claims a row settles it, so two independent listeners of one context would share its events between them.
+    """
+
+    def __init__(self, **options: Unpack[WorkerOptions]) -> None:
+        self._options = options
+
+    async def listen(self, *, channel: str, handler_name: str, handler: EventHandler) -> None:
+        """Deliver every event addressed to the handler's context on this channel until cancelled.
+
+        Raises:
+            ConfigurationError: the channel is not of this worker's generation, or the handler's name is not qualified.
+        """
+
+        async def handle(envelope: EventEnvelope) -> None:
+            await handler(envelope)
+
+        settings = self._options.get("settings") or WorkerSettings.from_environ(_environ(self._options))
+        consumer = Consumer(handler_name.partition(".")[0])
+        routes = Routes.catch_all(consumer.context, consumer.handler(handle, name=handler_name))
+        async with _listener(routes, {**self._options, "settings": settings.for_channel(channel)}):
+            await asyncio.get_running_loop().create_future()
+
+
+def _environ(options: WorkerOptions) -> Mapping[str, str]:
+    return options.get("environ", os.environ)
+
+
+def _listener(routes: Routes, options: WorkerOptions) -> Listener:
+    settings = options.get("settings") or WorkerSettings.from_environ(_environ(options))
+    if not settings.name:
+        settings = replace(settings, name=f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}")
+    database = options.get("database") or DatabaseSettings.from_environ(_environ(options))
+    shared = publishing(PublishSettings(generation=settings.generation, contexts=settings.contexts))
+    direct = database.direct_dsn or database.dsn
+    # psycopg and structlog come with these; a publisher on another driver does without
+    postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")
+    connections: Connections = postgres.connections(database.dsn, direct, settings, shared)
+    probe: Probe = options.get("probe") or logs.LogProbe(settings.name, settings.generation)
+    return Listener(connections, Desk(settings, routes, probe, logs.handler_logger, random.random))

@@ -2,6 +2,7 @@
 
     SpectralError
     ├── ConfigurationError            a setting is missing or makes no sense; nothing was started
+    ├── SubstrateLostError            the database cannot be reached or does not answer; to be tried again
     ├── PublishError                  the event was not published; nothing was written
     │   ├── NotInTransactionError     no open business transaction to join
     │   ├── DuplicateEventError       this event id was published before
@@ -12,7 +13,9 @@
     │       └── PayloadTooLargeError  larger than 256 KiB serialised
     └── HandlerError                  the event was delivered to a handler, or would have been
         ├── TerminalHandlerError      raised by a handler: do not retry
+        ├── UndecodablePayloadError   the payload cannot be read (also a ValueError)
         ├── HandlerTimeoutError       the handler ran longer than it may
+        ├── TransactionMisusedError   the handler left the transaction it was given in another state
         ├── NoHandlerError            nobody handles this type in this context
         └── WorkerLostError           the process that held the claim died
 
@@ -38,6 +41,10 @@ class SpectralError(Exception):
 
 class ConfigurationError(SpectralError):
     """A setting is missing or makes no sense."""
+
+
+class SubstrateLostError(SpectralError):
+    """The database cannot be reached, does not answer, or refuses to work for now; nobody's event is to blame."""
 
 
 class PublishError(SpectralError):
@@ -94,8 +101,16 @@ class TerminalHandlerError(HandlerError):
     """Raised by a handler that knows a retry cannot help: the event goes to the DLQ at once."""
 
 
+class UndecodablePayloadError(HandlerError, ValueError):
+    """The payload, written by other means than a publisher, cannot be read; a retry cannot help."""
+
+
 class HandlerTimeoutError(HandlerError, TimeoutError):
     """The handler ran longer than its timeout; transient, so it is retried."""
+
+
+class TransactionMisusedError(HandlerError):
+    """The handler returned, but its transaction had failed, ended or changed its role: nothing of it is kept."""
 
 
 class NoHandlerError(HandlerError):

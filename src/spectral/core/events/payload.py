@@ -13,6 +13,7 @@ from spectral.core.events.failure import (
     PayloadNotJsonError,
     PayloadTooDeepError,
     PayloadTooLargeError,
+    UndecodablePayloadError,
 )
 
 _Container: TypeAlias = "dict[object, object] | list[object] | tuple[object, ...]"
@@ -67,6 +68,22 @@ def encode_payload(payload: dict[str, Any]) -> str:
             "store the large part elsewhere and publish a reference to it"
         )
     return text
+
+
+def decode_payload(text: str) -> dict[str, Any]:
+    """The payload that this text is.
+
+    Raises:
+        UndecodablePayloadError: nobody can read it: a number of thousands of digits, nesting without end, no object.
+    """
+    try:
+        payload: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        # Not the decoder's message: it may quote the payload.
+        raise UndecodablePayloadError(f"the payload cannot be read as JSON ({type(error).__name__})") from None
+    if not isinstance(payload, dict):
+        raise UndecodablePayloadError(f"the payload is a JSON {type(payload).__name__}, not an object")
+    return cast("dict[str, Any]", payload)
 
 
 def _is_plainly_fine(payload: dict[str, Any], text: str, size: int) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.channels import MAX_GENERATION
+from spectral.core.events.channels import DEFAULT_CHANNEL, MAX_GENERATION, channel_for
 from spectral.core.events.envelope import CONTEXT_PATTERN, DEFAULT_CONTEXTS
 from spectral.core.events.failure import ConfigurationError
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 GENERATION_VARIABLE: Final = "SPECTRAL_GENERATION"
 CONTEXTS_VARIABLE: Final = "SPECTRAL_CONTEXTS"
+ACCEPT_VARIABLE: Final = "SPECTRAL_ACCEPT_GENERATIONS"
+CLASSES_VARIABLE: Final = "SPECTRAL_CLASSES"
+DIRECT_VARIABLE: Final = "SPECTRAL_DIRECT_URL"
+URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
+_LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
@@ -83,3 +89,160 @@ def parse_generation(text: str | None) -> int:
             f"set it to a whole number between 0 and {MAX_GENERATION}, such as {GENERATION_VARIABLE}=1"
         )
     return int(cleaned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTimes:
+    """How long a worker waits for what. The defaults are the protocol's; tests shorten them.
+
+    poll: the safety poll that always runs; poll_deaf: the same while the ear is down.
+    heartbeat: how often the ear's session is asked whether it lives; answer: how long anything of the substrate may
+        take to answer before its connection is given up.
+    degraded_after: how long the ear may be down before health says so.
+    reconnect, reconnect_cap: the ear's backoff; the hands' is the same but never longer than `poll_deaf`.
+    lease: how long a claim stands without renewal; grace: how long after a claim its worker may show no sign of life;
+        reap: how often to look for such claims; unhandled_after: how long a row waits for a handler to appear.
+    stop: how long running handlers may take when the worker stops; patience: how long a handler may take to obey its
+        cancellation.
+    """
+
+    poll: timedelta = timedelta(seconds=15)
+    poll_deaf: timedelta = timedelta(seconds=5)
+    heartbeat: timedelta = timedelta(seconds=5)
+    answer: timedelta = timedelta(seconds=8)
+    degraded_after: timedelta = timedelta(seconds=30)
+    reconnect: timedelta = timedelta(seconds=1)
+    reconnect_cap: timedelta = timedelta(seconds=30)
+    lease: timedelta = timedelta(seconds=300)
+    grace: timedelta = timedelta(seconds=5)
+    reap: timedelta = timedelta(seconds=4)
+    unhandled_after: timedelta = timedelta(seconds=300)
+    stop: timedelta = timedelta(seconds=30)
+    patience: timedelta = timedelta(seconds=10)
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.__slots__ if getattr(self, name) < timedelta(0)]
+        if wrong:
+            raise ConfigurationError(f"times cannot be negative: {wrong}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker is and how much it takes on.
+
+    generation: its own; rows of another are never touched unless `accept_generations` names theirs (legacy drain).
+    classes: the processing classes it serves beside the plain channel.
+    lanes: transactions at once, one connection each, for handlers that take the transaction.
+    batch: rows that share a commit at most; `commit_within` ends a group earlier.
+    concurrency: plain handlers at once.
+    only_channel: one channel instead of those of its generations and classes.
+    """
+
+    generation: int
+    accept_generations: frozenset[int] = frozenset()
+    classes: tuple[str, ...] = ()
+    contexts: frozenset[str] = DEFAULT_CONTEXTS
+    name: str = ""
+    lanes: int = 2
+    batch: int = 10
+    concurrency: int = 50
+    commit_within: timedelta = timedelta(milliseconds=50)
+    replace_subscriptions: bool = False
+    times: WorkerTimes = WorkerTimes()
+    only_channel: str | None = None
+
+    def __post_init__(self) -> None:
+        PublishSettings(generation=self.generation, contexts=self.contexts)  # the same rules, the same words
+        for generation in self.accept_generations:
+            PublishSettings(generation=generation)
+        for name, least in (("lanes", 1), ("batch", 1), ("concurrency", 1)):
+            if getattr(self, name) < least:
+                raise ConfigurationError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        try:
+            self.channels()
+        except ValueError as refusal:
+            raise ConfigurationError(str(refusal)) from None
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> WorkerSettings:
+        """Read `SPECTRAL_GENERATION`, `SPECTRAL_CONTEXTS`, `SPECTRAL_ACCEPT_GENERATIONS` and `SPECTRAL_CLASSES`.
+
+        Raises:
+            ConfigurationError: one is missing or makes no sense; the message says what to set.
+        """
+        accepted = (each for each in environ.get(ACCEPT_VARIABLE, "").split(",") if each.strip())
+        classes = (each.strip() for each in environ.get(CLASSES_VARIABLE, "").split(","))
+        return cls(
+            generation=parse_generation(environ.get(GENERATION_VARIABLE)),
+            contexts=parse_contexts(environ.get(CONTEXTS_VARIABLE)),
+            accept_generations=frozenset(parse_generation(each) for each in accepted),
+            classes=tuple(each for each in classes if each),
+        )
+
+    def generations(self) -> tuple[int, ...]:
+        """The generations whose rows it runs, its own first."""
+        return (self.generation, *sorted(self.accept_generations - {self.generation}))
+
+    def channels(self) -> tuple[str, ...]:
+        """The channels it listens on: those of its generations, plain and of its classes."""
+        if self.only_channel is not None:
+            return (self.only_channel,)
+        return tuple(
+            channel_for(generation, processing_class)
+            for generation in self.generations()
+            for processing_class in (None, *self.classes)
+        )
+
+    def claimed_channels(self) -> tuple[str, ...]:
+        """The channels whose rows it claims.
+
+        Rows inserted without a channel carry a generation too. Their channel is nobody's, so nobody listens on it: the
+        safety poll finds them.
+        """
+        return (self.only_channel,) if self.only_channel is not None else (*self.channels(), DEFAULT_CHANNEL)
+
+    def for_channel(self, channel: str) -> WorkerSettings:
+        """The same worker, on one channel.
+
+        Raises:
+            ConfigurationError: the channel belongs to a generation that this worker does not run.
+        """
+        generations = "|".join(str(each) for each in self.generations())
+        if channel != DEFAULT_CHANNEL and re.fullmatch(rf"outbox_gen_({generations})(_[a-z]\w*)?", channel) is None:
+            raise ConfigurationError(
+                f"channel {channel[:80]!r} is not of generation {self.generation}; "
+                f"listen on {self.channels()[0]!r} or one of its classes"
+            )
+        return replace(self, only_channel=channel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSettings:
+    """How to reach the database. Neither way is ever shown.
+
+    dsn: for everything; may lead through a pooler in session mode. Empty: libpq reads its own PG* variables.
+    direct_dsn: for the connections that listen and show life; must not lead through a transaction pooler.
+    """
+
+    dsn: str = field(repr=False)
+    direct_dsn: str = field(default="", repr=False)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> DatabaseSettings:
+        """Read `SPECTRAL_DATABASE_URL`, `DATABASE_URL` or the PG* variables, and `SPECTRAL_DIRECT_URL`.
+
+        Raises:
+            ConfigurationError: none of them is set.
+        """
+        direct = _libpq_url(environ.get(DIRECT_VARIABLE, ""))
+        for variable in URL_VARIABLES:
+            if url := environ.get(variable):
+                return cls(dsn=_libpq_url(url), direct_dsn=direct)
+        if any(environ.get(variable) for variable in _LIBPQ_VARIABLES):
+            return cls(dsn="", direct_dsn=direct)
+        raise ConfigurationError("no database is named; set SPECTRAL_DATABASE_URL, DATABASE_URL or the PG* variables")
+
+
+def _libpq_url(url: str) -> str:
+    """SQLAlchemy names its driver in the scheme; libpq does not know such a scheme."""
+    return re.sub(r"^postgres(ql)?\+\w+://", "postgresql://", url)

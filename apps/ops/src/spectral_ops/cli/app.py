@@ -8,6 +8,7 @@ import typer
 
 from spectral_ops.cli.demo import demo
 from spectral_ops.cli.migrate import migrate
+from spectral_ops.cli.worker import worker
 
 # Plain help text: drawing it with rich would cost more than everything else `--help` does.
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.add_typer(migrate, name="migrate")
 app.command(epilog="Example: spectral demo --json")(demo)
+app.command(epilog="Example: spectral worker shop.events:billing --health-port 8080")(worker)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it with the flag's value

@@ -51,7 +51,7 @@ def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
 
     # The first line that fits decides, so the narrow classes stand above the wide one.
     remedies: list[tuple[type[Exception], str | None, ExitCode]] = [
-        (ConfigurationError, "export SPECTRAL_DATABASE_URL=postgresql://user@host:5432/database", ExitCode.USAGE),
+        (ConfigurationError, None, ExitCode.USAGE),
         (migrations.DatabaseUnavailableError, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'", ExitCode.UNAVAILABLE),
         (migrations.MigrationDriftError, "spectral migrate status", ExitCode.FAILED),
         (SpectralError, None, ExitCode.FAILED),

@@ -1,124 +1,100 @@
-"""The business of the demo: scans are finished in `worlds`, `platform` keeps a projection of them.
+"""The business of the demo: `worlds` scans and renders, `platform` keeps what it is told of it.
 
-`Producer` writes a scan and publishes in one transaction; some of its transactions roll back. `Consumer` is a delivery
-loop by hand, verb by verb as the database offers them: claim, begin, (effect), settle.
+A user of the library like any other. Worker processes run it as
+`spectral worker spectral_ops.demo.business:platform spectral_ops.demo.business:worlds`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import asyncio
+import os
+from typing import Final
 
-from spectral.core.events import EventEnvelope
-from spectral.core.events.bootstrap import publisher_for
+import psycopg
+from pydantic import BaseModel
 
-if TYPE_CHECKING:
-    from uuid import UUID
+from spectral.core.events import (
+    Consumer,
+    DatabaseSettings,
+    DeliveryContext,
+    EventEnvelope,
+    TerminalHandlerError,
+    Transaction,
+    WorkerSettings,
+)
+from spectral.core.events.testing import EFFECTS_SCHEMA, record_effect
 
-    import psycopg
+SCAN_COMPLETED: Final = "worlds.scan.completed"
+REPORT_FILED: Final = "worlds.report.filed"
+TILE_ORDERED: Final = "platform.tile.ordered"
+SEASON_OPENED: Final = "platform.season.opened"
+"""A broadcast: both contexts want it."""
 
-    from spectral.core.events.delivery.publish import Publishing
+MENDED_IN: Final = 2
+"""The generation whose code can read reports."""
 
-EVENT_TYPE: Final = "worlds.scan.completed"
-HANDLER: Final = "platform.project_scan"
-GENERATION: Final = 1
+_SECONDS_TO_RENDER: Final = 0.25
+_TILES_AT_ONCE: Final = 4
 
-SCHEMA: Final = """
-    create table public.scans (number integer primary key);
-    create table public.projected (number integer not null, worker text not null);
-    insert into core.deployments (generation, status, promoted_at) values (1, 'live', clock_timestamp());
-    insert into core.subscriptions (generation, context, event_type, handler_name)
-        values (1, 'platform', 'worlds.scan.completed', 'platform.project_scan');
+# No key on what handlers write: a doubled effect has to be seen, not prevented.
+SCHEMA: Final = f"""
+    create table public.decisions (event_id uuid primary key, event_type text not null);
+    create table public.projections (number integer not null);
+    {EFFECTS_SCHEMA};
 """
 
-
-class ChangedMindError(Exception):
-    """The business transaction is rolled back."""
-
-
-class Producer:
-    """Finishes scans: the row and its event are one transaction."""
-
-    def __init__(self, connection: psycopg.AsyncConnection[Any], publishing: Publishing) -> None:
-        self._connection = connection
-        self._publisher = publisher_for(connection, publishing)
-
-    async def finish(self, number: int, *, change_mind: bool = False) -> None:
-        """Finish one scan; or change one's mind after publishing, and nothing ever happened."""
-        async with self._connection.transaction():
-            await self._connection.execute("insert into public.scans values (%s)", [number])
-            await self._publisher.publish(
-                EventEnvelope(event_type=EVENT_TYPE, source="worlds", target="platform", payload={"number": number})
-            )
-            if change_mind:
-                raise ChangedMindError
-
-    async def finish_many(self, numbers: range) -> None:
-        """Finish thousands of scans in one transaction: two statements."""
-        async with self._connection.transaction():
-            await self._connection.execute(
-                "insert into public.scans select * from generate_series(%s::integer, %s)", [numbers.start, numbers[-1]]
-            )
-            await self._publisher.publish_many(
-                EventEnvelope(event_type=EVENT_TYPE, source="worlds", target="platform", payload={"number": number})
-                for number in numbers
-            )
+platform = Consumer("platform")
+worlds = Consumer("worlds")
 
 
-class Claimed(NamedTuple):
-    """What the consumer needs of a claimed row."""
+class Scan(BaseModel):
+    """What `platform` wants to know of a scan."""
 
-    id: UUID
-    token: UUID
     number: int
 
 
-class Consumer:
-    """A worker by hand."""
+@platform.on(SCAN_COMPLETED)
+async def project_scan(scan: Scan, event: EventEnvelope, tx: Transaction, delivery: DeliveryContext) -> None:
+    """Keep a projection of every scan; it commits together with the ack."""
+    await tx.execute("insert into public.projections (number) values (%s)", [scan.number])
+    await _record(tx, event, delivery)
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any], name: str) -> None:
-        self._connection = connection
-        self._name = name
 
-    async def claim(self, limit: int = 50) -> list[Claimed]:
-        """Take due events under a lease."""
-        async with self._connection.transaction():
-            cursor = await self._connection.execute(
-                "select id, claim_token, (payload::jsonb ->> 'number')::integer from core.outbox_claim("
-                "%s, 'platform', '{1}', '{outbox_gen_1,outbox_default}', %s, %s)",
-                [self._name, [EVENT_TYPE], limit],
-            )
-            return [Claimed(*row) for row in await cursor.fetchall()]
+@platform.on(REPORT_FILED)
+async def read_report(event: EventEnvelope, tx: Transaction, delivery: DeliveryContext) -> None:
+    """Read a report. The code of generation 1 cannot, and knows that trying again would not help."""
+    if _own_generation() < MENDED_IN:
+        raise TerminalHandlerError("this report is in a format that this release cannot read")
+    await _record(tx, event, delivery)
 
-    async def handle(self, claimed: list[Claimed]) -> None:
-        """Effect, dedup record and acknowledgement of all of them commit together."""
-        ids, tokens = [row.id for row in claimed], [row.token for row in claimed]
-        count = len(claimed)
-        async with self._connection.transaction():
-            cursor = await self._connection.execute(
-                "select id from core.outbox_begin(%s, %s, %s) where verdict = 'run'", [ids, tokens, [HANDLER] * count]
-            )
-            to_run = {row[0] for row in await cursor.fetchall()}
-            effects = [row.number for row in claimed if row.id in to_run]
-            await self._connection.execute(
-                "insert into public.projected select number, %s from unnest(%s::integer[]) as number",
-                [self._name, effects],
-            )
-            await self._settle(claimed, "delivered", None)
 
-    async def fail(self, claimed: list[Claimed]) -> None:
-        """Send them to the DLQ, as a handler that cannot succeed would."""
-        async with self._connection.transaction():
-            await self._settle(claimed, "dead_letter", "TerminalHandlerError: this scan cannot be read")
+@platform.on(SEASON_OPENED, name="platform.open_season")
+async def open_season_in_platform(event: EventEnvelope, tx: Transaction, delivery: DeliveryContext) -> None:
+    """Its share of the broadcast."""
+    await _record(tx, event, delivery)
 
-    async def _settle(self, claimed: list[Claimed], outcome: str, error: str | None) -> None:
-        count = len(claimed)
-        await self._connection.execute(
-            "select core.outbox_settle(%s, %s, %s, %s::text[], %s::interval[])",
-            [
-                [row.id for row in claimed],
-                [row.token for row in claimed],
-                [outcome] * count,
-                [error] * count,
-                [None] * count,
-            ],
+
+@worlds.on(SEASON_OPENED, name="worlds.open_season")
+async def open_season_in_worlds(event: EventEnvelope, tx: Transaction, delivery: DeliveryContext) -> None:
+    """Its share of the broadcast."""
+    await _record(tx, event, delivery)
+
+
+@worlds.on(TILE_ORDERED, concurrency=_TILES_AT_ONCE)
+async def render_tile(event: EventEnvelope, delivery: DeliveryContext) -> None:
+    """Render a tile: slow, and outside of any transaction. If the worker dies in between, it is done again."""
+    await asyncio.sleep(_SECONDS_TO_RENDER)
+    dsn = DatabaseSettings.from_environ(os.environ).dsn  # noqa: TID251  this is the top of a worker process
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as outside:
+        await record_effect(
+            outside, delivery, event.idempotency_key, generation=_own_generation(), context="worlds", external=True
         )
+
+
+async def _record(tx: Transaction, event: EventEnvelope, delivery: DeliveryContext) -> None:
+    await record_effect(tx, delivery, event.idempotency_key, generation=_own_generation())
+
+
+def _own_generation() -> int:
+    """This process's, not the event's: comparing the two is the oracle's business."""
+    return WorkerSettings.from_environ(os.environ).generation  # noqa: TID251  as above

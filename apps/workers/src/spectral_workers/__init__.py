@@ -1,0 +1,9 @@
+"""The worker process: finds consumers by name, runs them until it is told to stop, and says how it is.
+
+locate      `module:attribute` → the consumers
+logs        one JSON object per line, unless somebody configured structlog before
+stopping    SIGTERM and SIGINT, whatever the event loop is doing; and the way out
+health      live, ready, health over HTTP, from a thread of its own
+process     one worker, from its settings to its exit code
+supervise   several of them under one parent
+"""

@@ -1,0 +1,235 @@
+"""`Consumer`: which handlers of one context want which event types. Built when modules are imported, then frozen.
+
+A handler that asks for the `Transaction` is transactional: its writes, its dedup record and the ack commit together.
+One that does not is plain: it runs outside any transaction, many at once, under a lease that is renewed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
+
+from pydantic import ValidationError
+
+from spectral.core.events.envelope import CONTEXT_PATTERN, EVENT_TYPE_PATTERN, MAX_NAME_LENGTH
+from spectral.core.events.failure import ConfigurationError, UndecodablePayloadError
+from spectral.core.events.retry import DEFAULT_RETRY_POLICY, RetryPolicy
+from spectral.core.events.signature import Signature, Source, name_of, read_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.protocols import DeliveryContext, Transaction
+
+HANDLER_NAME_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$"
+"""Qualified by its scope: `platform.project_card`."""
+
+DEFAULT_TIMEOUT: Final = timedelta(seconds=240)
+"""Shorter than the lease, so that a handler that hangs is ended by its own worker."""
+
+HandlerFunction = TypeVar("HandlerFunction", bound="Callable[..., Awaitable[None]]")
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What a handler may say of itself.
+
+    name: its qualified name, `<context>.<function>` unless told. With the event's idempotency key it is what makes the
+        handler take effect once: keep it when the function is renamed.
+    retry: how often and how patiently it is retried.
+    timeout: how long one execution may take.
+    concurrency: how many may run at once in one process; unlimited (by the handler) unless told.
+    """
+
+    name: str
+    retry: RetryPolicy
+    timeout: timedelta
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handler:
+    """One function that handles events, and how."""
+
+    name: str
+    function: Callable[..., Awaitable[None]]
+    signature: Signature
+    retry: RetryPolicy
+    timeout: timedelta
+    concurrency: int | None
+
+    @property
+    def transactional(self) -> bool:
+        """Whether it runs in the transaction that settles its event."""
+        return self.signature.transactional
+
+    def is_exhausted(self, delivery: Delivery) -> bool:
+        """Whether it has had its attempts, and the row lives on for the sake of a more patient handler.
+
+        Not after the loss of a worker: that may have come before this handler's turn.
+        """
+        return delivery.attempts > self.retry.max_attempts and not delivery.suspect
+
+    def call(
+        self, delivery: Delivery, context: DeliveryContext, transaction: Transaction | None = None
+    ) -> Awaitable[None]:
+        """Decode what it asks for, and call it.
+
+        Raises:
+            UndecodablePayloadError: the payload cannot be read.
+            ValidationError: it does not fit the handler's model.
+        """
+        arguments: dict[str, Any] = {}
+        for name, source in self.signature.arguments:
+            match source:
+                case Source.PAYLOAD:
+                    arguments[name] = self._parse(delivery)
+                case Source.ENVELOPE:
+                    arguments[name] = delivery.envelope()
+                case Source.TRANSACTION:
+                    arguments[name] = transaction
+                case Source.CONTEXT:
+                    arguments[name] = context
+        return self.function(**arguments)
+
+    def _parse(self, delivery: Delivery) -> object:
+        model = self.signature.model
+        assert model is not None  # noqa: S101  read_signature gives every payload parameter its model
+        try:
+            return model.model_validate_json(delivery.payload)
+        except ValidationError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise UndecodablePayloadError(f"the payload cannot be read as JSON ({type(error).__name__})") from None
+
+
+class Subscription(NamedTuple):
+    """What is recorded of a handler in `core.subscriptions`."""
+
+    context: str
+    event_type: str
+    handler_name: str
+    max_attempts: int
+
+
+class Consumer:
+    """The handlers of one context.
+
+    Args:
+        context: whose events these are: rows addressed to it, and broadcasts its types subscribe to.
+        retry: the policy of handlers that name none.
+        timeout: the timeout of handlers that name none.
+    """
+
+    def __init__(
+        self, context: str, *, retry: RetryPolicy = DEFAULT_RETRY_POLICY, timeout: timedelta = DEFAULT_TIMEOUT
+    ) -> None:
+        if re.fullmatch(CONTEXT_PATTERN, context) is None:
+            raise ConfigurationError(f"{context!r} is no context: it must be a lower-case name such as 'orders'")
+        self.context = context
+        self._retry = retry
+        self._timeout = timeout
+        self._by_name: dict[str, Handler] = {}
+        self._by_type: dict[str, list[Handler]] = {}
+        self._frozen = False
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.context!r}, {len(self._by_name)} handlers)"
+
+    def on(self, *event_types: str, **options: Unpack[HandlerOptions]) -> Callable[[HandlerFunction], HandlerFunction]:
+        """Have the decorated async function handle these event types.
+
+        Raises:
+            ConfigurationError: the function, its name or an option makes no sense; the message names the function.
+        """
+
+        def register(function: HandlerFunction) -> HandlerFunction:
+            self._add(function, event_types, options)
+            return function
+
+        return register
+
+    @property
+    def event_types(self) -> tuple[str, ...]:
+        """The types there are handlers for."""
+        return tuple(self._by_type)
+
+    def handlers_of(self, event_type: str) -> tuple[Handler, ...]:
+        """The handlers of a type, in the order in which they were registered."""
+        return tuple(self._by_type.get(event_type, ()))
+
+    @property
+    def handlers(self) -> tuple[Handler, ...]:
+        """All handlers."""
+        return tuple(self._by_name.values())
+
+    def handler(self, function: Callable[..., Awaitable[None]], **options: Unpack[HandlerOptions]) -> Handler:
+        """The function as a handler of this context, not registered for any type.
+
+        Raises:
+            ConfigurationError: see `on`.
+        """
+        where = name_of(function)
+        unknown = sorted(options.keys() - HandlerOptions.__annotations__.keys())
+        if unknown:
+            raise ConfigurationError(
+                f"handler {where}: unknown options {unknown}; known are {sorted(HandlerOptions.__annotations__)}"
+            )
+        return Handler(
+            name=self._name(function, options.get("name"), where),
+            function=function,
+            signature=read_signature(function),
+            retry=options.get("retry", self._retry),
+            timeout=_positive(options.get("timeout", self._timeout), where),
+            concurrency=_at_least_one(options.get("concurrency"), where),
+        )
+
+    def freeze(self) -> Consumer:
+        """Take no more handlers: a worker runs with what there is when it starts."""
+        self._frozen = True
+        return self
+
+    def _add(
+        self, function: Callable[..., Awaitable[None]], event_types: tuple[str, ...], options: HandlerOptions
+    ) -> None:
+        where = name_of(function)
+        if self._frozen:
+            raise ConfigurationError(f"handler {where} comes too late: a worker runs with this consumer already")
+        wrong = [each for each in event_types if re.fullmatch(EVENT_TYPE_PATTERN, each) is None]
+        if wrong or not event_types or len(set(event_types)) < len(event_types):
+            raise ConfigurationError(
+                f"handler {where}: name the event types it handles, each once, such as 'worlds.scan.completed'"
+                + (f", not {wrong}" if wrong else "")
+            )
+        handler = self.handler(function, **options)
+        self._by_name[handler.name] = handler
+        for event_type in event_types:
+            self._by_type.setdefault(event_type, []).append(handler)
+
+    def _name(self, function: Callable[..., object], given: str | None, where: str) -> str:
+        name = given if given is not None else f"{self.context}.{getattr(function, '__name__', '')}"
+        if re.fullmatch(HANDLER_NAME_PATTERN, name) is None or len(name) > MAX_NAME_LENGTH:
+            raise ConfigurationError(
+                f"handler {where}: its name {name[:80]!r} must be qualified by its scope, lower case, "
+                f"such as '{self.context}.project_card'; give it one with name=..."
+            )
+        if name in self._by_name:
+            raise ConfigurationError(
+                f"handler {where}: the name {name!r} is taken by {name_of(self._by_name[name].function)}; "
+                "give one of them another with name=..."
+            )
+        return name
+
+
+def _positive(timeout: timedelta, where: str) -> timedelta:
+    if timeout <= timedelta(0):
+        raise ConfigurationError(f"handler {where}: the timeout must be positive, not {timeout}")
+    return timeout
+
+
+def _at_least_one(concurrency: int | None, where: str) -> int | None:
+    if concurrency is not None and concurrency < 1:
+        raise ConfigurationError(f"handler {where}: concurrency must be at least 1, not {concurrency}")
+    return concurrency

@@ -1,0 +1,238 @@
+"""Claim: take as many rows as there is room for, hand them on, and sleep until there may be more.
+
+Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none. A
+claim that comes back full is followed by another at once. A row that has cost more than one worker its life is run
+while the process holds nothing else, so that it takes nobody along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.describe import describe
+from spectral.core.events.failpoints import reached
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.ports import ClaimAsk
+from spectral.core.events.probe import Quarantined, SubstrateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.ports import Claims
+    from spectral.core.events.routes import Line
+
+Until: TypeAlias = Literal["stopped", "drained", "once"]
+"""When a worker ends by itself: never, when nothing is due and nothing held, or after one claim."""
+
+_FIRST_PAUSE: Final = timedelta(milliseconds=250)
+_LOOK_AHEAD_EVERY: Final = 0.5  # seconds, while claims come back full
+_LOSSES_BEFORE_QUARANTINE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where claimed rows go, and what the claim loop has to know of the ear beside it."""
+
+    to_lanes: Callable[[Iterable[Delivery]], None]
+    to_plain: Callable[[Iterable[Delivery]], None]
+    is_alive: Callable[[], bool]
+    is_deaf: Callable[[], bool]
+
+
+class ClaimLoop:
+    """Feeds the lanes and the plain runner; `started` is set with the first claim."""
+
+    def __init__(self, claims: Claims, desk: Desk, ways: Ways, started: asyncio.Event) -> None:
+        self._claims = claims
+        self._desk = desk
+        self._ways = ways
+        self._started = started
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._until: Until = "stopped"
+        self._calming: Line | None = None  # where a dangerous row waits for this process to hold nothing
+        self._quarantine = False
+        self._without_room = False
+        self._more = False
+        self._asked_of_everything = False
+        self._due_at = math.inf
+        self._look_ahead_at = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+        settings = desk.settings
+        # Twice what can run: the next rows are there when a handler ends.
+        self._room = {True: 2 * settings.lanes * settings.batch, False: 2 * settings.concurrency}
+        desk.on_change = self._on_change
+        desk.on_due_again = self.expect
+
+    def wake(self) -> None:
+        """There may be something to claim."""
+        self._wake.set()
+
+    def expect(self, delay: timedelta) -> None:
+        """A row falls due after this; do not sleep longer."""
+        due_at = asyncio.get_running_loop().time() + delay.total_seconds()
+        if due_at < self._due_at:
+            self._due_at = due_at
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Claim no more; a claim that is under way is brought to its end."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self, until: Until = "stopped") -> None:
+        """Claim until stopped, or until there is nothing left to do."""
+        self._until = until
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                try:
+                    self._more = await self._round()
+                except SubstrateLostError as lost:
+                    pause = self._backoff.next()
+                    self._desk.probe.tell(SubstrateLost("claim", describe(lost), pause))
+                    await self._sleep(pause.total_seconds())
+                    continue
+                self._backoff.reset()
+                if self._is_done():
+                    return
+                if not self._more:
+                    await self._sleep(self._pause())
+        finally:
+            await self._claims.close()
+
+    def _is_done(self) -> bool:
+        if self._until == "drained":
+            # What was held when the round began may have left something due behind it.
+            return self._asked_of_everything and not self._more and not self._desk.held()
+        return self._until == "once" and self._ways.is_alive()
+
+    async def _round(self) -> bool:
+        """One claim; answers whether another should follow at once."""
+        asks = self._asks()
+        self._asked_of_everything = not self._desk.held() and len(asks) == len(self._desk.routes.lines)
+        if not asks:
+            self._due_at = math.inf  # whatever falls due has to wait for the room
+            return False
+        reached("claim.before")
+        try:
+            answers = await self._claims.claim([ask for _, ask in asks])
+        except SubstrateLostError:
+            # It may have been done all the same, and nobody knows the tokens.
+            self._desk.claim_lost_at = time.monotonic()
+            raise
+        reached("claim.after")
+        self._started.set()
+        await self._hand_on(asks, answers)
+        full = _is_full(asks, answers)
+        # Broadcasts and the timer can wait while there is enough to do, but not for ever.
+        if full and asyncio.get_running_loop().time() < self._look_ahead_at:
+            return True
+        return await self._look_ahead() or full
+
+    async def _look_ahead(self) -> bool:
+        """Split broadcasts, whose shares can be claimed then, and set the timer."""
+        outlook = await self._claims.look_ahead(self._desk.routes.contexts)
+        now = asyncio.get_running_loop().time()
+        self._look_ahead_at = now + _LOOK_AHEAD_EVERY
+        self._due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
+        for note in outlook.fanned_out:
+            self._desk.probe.tell(note)
+        return bool(outlook.fanned_out)
+
+    def _asks(self) -> list[tuple[Line, ClaimAsk]]:
+        """What there is room for; nothing at all while nobody would see that this worker lives."""
+        self._without_room = False
+        if not self._ways.is_alive():
+            return []
+        if self._calming is not None:
+            line = self._calming
+            ask = ClaimAsk(line.context, line.event_types, line.handler_names, 1)
+            return [] if self._desk.held() else [(line, ask)]
+        asks: list[tuple[Line, ClaimAsk]] = []
+        for transactional in (True, False):
+            lines = [line for line in self._desk.routes.lines if line.transactional is transactional]
+            room = self._room[transactional] - self._desk.held(transactional=transactional)
+            # Not for every single row that ends: claims are cheaper by the handful.
+            if room < max(1, self._room[transactional] // 4):
+                self._without_room = True
+                continue
+            limit = max(1, room // max(1, len(lines)))
+            asks += [(line, ClaimAsk(line.context, line.event_types, line.handler_names, limit)) for line in lines]
+        return asks
+
+    def _on_change(self) -> None:
+        """A row is no longer held: wake if somebody waits for the room, the quiet or the end."""
+        waits_for_quiet = self._quarantine or self._calming is not None or self._until == "drained"
+        if self._without_room or (waits_for_quiet and not self._desk.held()):
+            self._wake.set()
+
+    async def _hand_on(self, asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> None:
+        self._calming = None
+        dangerous: list[tuple[Line, Delivery]] = []
+        for (line, _), deliveries in zip(asks, answers, strict=True):
+            harmless: list[Delivery] = []
+            for delivery in deliveries:
+                self._desk.hold(delivery, transactional=line.transactional)
+                if self._is_dangerous(delivery):
+                    dangerous.append((line, delivery))
+                else:
+                    harmless.append(delivery)
+            self._hand_to(line, harmless)
+        if dangerous:
+            line, first = dangerous[0]
+            if self._desk.held() == 1:
+                await self._run_alone(line, first)
+            else:
+                # Given back before anything else that is held can take it along; claimed again when nothing is.
+                self._desk.release([delivery for _, delivery in dangerous])
+                self._calming = line
+
+    def _hand_to(self, line: Line, deliveries: list[Delivery]) -> None:
+        (self._ways.to_lanes if line.transactional else self._ways.to_plain)(deliveries)
+
+    def _is_dangerous(self, delivery: Delivery) -> bool:
+        """A suspect that was lost more than once, or that has no second chance: this time it must be alone."""
+        losses = delivery.attempts - 1
+        return delivery.suspect and (
+            losses >= _LOSSES_BEFORE_QUARANTINE or delivery.attempts >= self._desk.routes.max_attempts(delivery)
+        )
+
+    async def _run_alone(self, line: Line, delivery: Delivery) -> None:
+        """Run it, and claim nothing until it has ended."""
+        self._quarantine = True
+        self._desk.probe.tell(Quarantined(delivery))
+        self._hand_to(line, [delivery])
+        while self._desk.held() and not self._stopping:
+            self._wake.clear()
+            await self._sleep(1)
+        self._quarantine = False
+
+    def _pause(self) -> float:
+        """How long to sleep, unless woken."""
+        times = self._desk.settings.times
+        poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()
+        return max(0.0, min(poll, self._due_at - asyncio.get_running_loop().time() + 0.001))
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+def _is_full(asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> bool:
+    """Whether there may be more where this came from; a suspect comes alone, however many wait behind it."""
+    return any(
+        len(deliveries) >= ask.limit or any(delivery.suspect for delivery in deliveries)
+        for (_, ask), deliveries in zip(asks, answers, strict=True)
+    )

@@ -1,0 +1,216 @@
+"""What the stages of one worker share: the rows it holds, what is to be settled, and who is told.
+
+Here lives the bound on memory: a row is held from its claim to its settlement, and nobody claims beyond the room there
+is. `held` is read by the thread that renews leases; everything else belongs to the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from spectral.core.events.outcome import Released, Retry
+from spectral.core.events.ports import Conclusion
+from spectral.core.events.probe import Finished, LeaseWasLost
+from spectral.core.events.protocols import DeliveryContext, Logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import timedelta
+    from uuid import UUID
+
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.lease import Delivery, Lease
+    from spectral.core.events.outcome import Outcome
+    from spectral.core.events.probe import Probe
+    from spectral.core.events.routes import Routes
+    from spectral.core.events.settings import WorkerSettings
+
+
+class LoggerFor(Protocol):
+    """Makes the logger a handler is given."""
+
+    def __call__(self, delivery: Delivery, handler_name: str) -> Logger:
+        """A logger with the event's fields on every line."""
+        ...
+
+
+@dataclass(slots=True)
+class _Entry:
+    delivery: Delivery
+    transactional: bool
+    started: float | None = None
+    cancel: Callable[[], object] | None = None
+    alone: bool = False
+    lost: bool = False
+    disconnections: int = 0
+    done: tuple[str, ...] = ()
+
+
+def _ignore(*_: object) -> None:
+    """Until somebody wants to know."""
+
+
+class Desk:
+    """The state of one worker.
+
+    `stopping` says that no handler is to be begun any more; `claim_lost_at` when a claim was sent and not answered;
+    `quiet` is set while nothing is held; `on_change` is called when a row is no longer held, `on_due_again` when one
+    will fall due after a while.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, routes: Routes, probe: Probe, logger_for: LoggerFor, random: Callable[[], float]
+    ) -> None:
+        self.settings = settings
+        self.routes = routes
+        self.probe = probe
+        self.random = random
+        self.to_settle: asyncio.Queue[Conclusion] = asyncio.Queue()
+        self.on_change: Callable[[], None] = _ignore
+        self.on_due_again: Callable[[timedelta], None] = _ignore
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+        self.stopping = False
+        self.claim_lost_at: float | None = None
+        self._held = {True: 0, False: 0}
+        self._logger_for = logger_for
+        self._entries: dict[UUID, _Entry] = {}
+        self._lock = threading.Lock()
+
+    # what is held
+
+    def hold(self, delivery: Delivery, *, transactional: bool) -> None:
+        """A row was claimed."""
+        with self._lock:
+            self._entries[delivery.lease.row_id] = _Entry(delivery, transactional)
+        self._held[transactional] += 1
+        self.quiet.clear()
+
+    def held(self, *, transactional: bool | None = None) -> int:
+        """How many rows are held, in all or of one kind."""
+        return sum(self._held.values()) if transactional is None else self._held[transactional]
+
+    def running(self) -> int:
+        """How many of them a handler has begun."""
+        with self._lock:
+            return sum(entry.started is not None for entry in self._entries.values())
+
+    def leases(self) -> list[Lease]:
+        """What has to be renewed."""
+        with self._lock:
+            return [entry.delivery.lease for entry in self._entries.values()]
+
+    def begin(self, delivery: Delivery, cancel: Callable[[], object] | None = None) -> None:
+        """A handler starts on it; `cancel` ends it when its lease is lost."""
+        entry = self._entries.get(delivery.lease.row_id)
+        if entry is not None:
+            entry.started = time.monotonic()
+            entry.cancel = cancel
+
+    def isolate(self, delivery: Delivery) -> None:
+        """Have it run in a transaction of its own from now on."""
+        entry = self._entries.get(delivery.lease.row_id)
+        if entry is not None:
+            entry.alone = True
+
+    def count_disconnection(self, delivery: Delivery) -> int:
+        """The connection was lost under its handler or its commit; answers how often by now."""
+        entry = self._entries.get(delivery.lease.row_id)
+        if entry is None:
+            return 0
+        entry.disconnections += 1
+        return entry.disconnections
+
+    def is_isolated(self, delivery: Delivery) -> bool:
+        """Whether it has to run in a transaction of its own."""
+        entry = self._entries.get(delivery.lease.row_id)
+        return entry is not None and entry.alone
+
+    def lose(self, row_ids: Collection[UUID]) -> None:
+        """These leases no longer stand: whatever is done for them is in vain."""
+        for row_id in row_ids:
+            entry = self._entries.get(row_id)
+            if entry is None:
+                continue
+            entry.lost = True
+            if entry.cancel is not None:
+                entry.cancel()
+
+    def is_lost(self, delivery: Delivery) -> bool:
+        """Whether its lease is known to be lost."""
+        entry = self._entries.get(delivery.lease.row_id)
+        return entry is None or entry.lost
+
+    # what becomes of it
+
+    def took_effect(self, delivery: Delivery, handler_name: str) -> None:
+        """A plain handler has succeeded: whatever becomes of the row, that has to be recorded."""
+        entry = self._entries.get(delivery.lease.row_id)
+        if entry is not None:
+            entry.done = (*entry.done, handler_name)
+
+    def has_taken_effect(self, delivery: Delivery, handler_name: str) -> bool:
+        """Whether it has, and need not run again."""
+        entry = self._entries.get(delivery.lease.row_id)
+        return entry is not None and handler_name in entry.done
+
+    def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
+        """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""
+        entry = self._entries.get(delivery.lease.row_id)
+        return Conclusion(delivery, outcome, () if entry is None else entry.done, tuple(ran))
+
+    def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:
+        """Have it written by the settler."""
+        self.to_settle.put_nowait(self.conclusion(delivery, outcome, ran))
+
+    def release(self, deliveries: Collection[Delivery]) -> None:
+        """Give these back as if they had never been claimed."""
+        for delivery in deliveries:
+            self.conclude(delivery, Released())
+
+    def settled(self, conclusion: Conclusion, *, stood: bool) -> None:
+        """It is written, or its lease had been lost: either way the row is no longer this worker's."""
+        entry = self.forget(conclusion.delivery)
+        if not stood:
+            self.probe.tell(LeaseWasLost(conclusion.delivery))
+            return
+        started = entry.started if entry is not None else None
+        seconds = 0.0 if started is None else time.monotonic() - started
+        self.probe.tell(Finished(conclusion.delivery, conclusion.outcome, conclusion.ran, seconds))
+        if isinstance(conclusion.outcome, Retry):
+            self.on_due_again(conclusion.outcome.delay)
+
+    def lost(self, delivery: Delivery) -> None:
+        """The gate said that the row is no longer this worker's."""
+        self.forget(delivery)
+        self.probe.tell(LeaseWasLost(delivery))
+
+    def forget(self, delivery: Delivery) -> _Entry | None:
+        """Hold it no longer."""
+        with self._lock:
+            entry = self._entries.pop(delivery.lease.row_id, None)
+        if entry is not None:
+            self._held[entry.transactional] -= 1
+        if not self._entries:
+            self.quiet.set()
+        self.on_change()
+        return entry
+
+    # what a handler is told
+
+    def context_for(self, delivery: Delivery, handler: Handler) -> DeliveryContext:
+        """The delivery as its handler may see it."""
+        return DeliveryContext(
+            event_id=delivery.event_id,
+            event_type=delivery.event_type,
+            handler_name=handler.name,
+            attempt=delivery.attempts,
+            max_attempts=handler.retry.max_attempts,
+            generation=self.settings.generation,
+            worker=self.settings.name,
+            logger=self._logger_for(delivery, handler.name),
+        )

@@ -1,0 +1,91 @@
+"""Dispatch: run a handler under its timeout and decide what its failure means.
+
+Here lives the invariant that nothing a handler does escapes: whatever it raises, and whether or not it ever returns, an
+outcome follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.describe import describe_many
+from spectral.core.events.failpoints import reached
+from spectral.core.events.failure import HandlerTimeoutError, TerminalHandlerError
+from spectral.core.events.outcome import DeadLetter, Handled, Outcome, Retry
+from spectral.core.events.retry import Verdict, classify
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.lease import Delivery
+
+_PATIENCE_AT_THE_END: Final = timedelta(seconds=1)
+"""Who stops the worker does not wait for handlers that do not want to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How one execution ended; `ran_away` if the handler was left behind, still running."""
+
+    error: BaseException | None = None
+    ran_away: bool = False
+
+
+async def execute(handler: Handler, call: Callable[[], Awaitable[None]], patience: timedelta) -> Execution:
+    """Run the handler in a task of its own, so that it can be left behind.
+
+    Raises:
+        CancelledError: the worker is being stopped; the handler was cancelled too.
+    """
+    task = asyncio.get_running_loop().create_task(_caught(call), name=handler.name)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=handler.timeout.total_seconds())
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task}, timeout=min(patience, _PATIENCE_AT_THE_END).total_seconds())
+        raise
+    if done:
+        return Execution(task.result())
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=patience.total_seconds())
+    seconds = handler.timeout.total_seconds()
+    return Execution(HandlerTimeoutError(f"did not return within {seconds:g} s"), ran_away=not done)
+
+
+async def _caught(call: Callable[[], Awaitable[None]]) -> BaseException | None:
+    """As a value: an exit or interrupt raised by a handler must not end the event loop."""
+    try:
+        reached("handle.before")
+        await call()
+        reached("handle.after")
+    except BaseException as error:  # noqa: BLE001  see above
+        return error
+    return None
+
+
+def used_up(handler: Handler) -> TerminalHandlerError:
+    """Why a handler that has had its attempts is not run again."""
+    return TerminalHandlerError(f"has failed {handler.retry.max_attempts} times, which is all its policy allows")
+
+
+def conclude(
+    delivery: Delivery, failures: Sequence[tuple[Handler, BaseException]], random: Callable[[], float]
+) -> Outcome:
+    """What becomes of a delivery whose handlers failed like this; none failed: it is handled.
+
+    One handler that may still be retried keeps the row alive; those that took effect are not run again.
+    """
+    if not failures:
+        return Handled()
+    error = describe_many((handler.name, failure) for handler, failure in failures)
+    delays = [
+        handler.retry.delay(delivery.attempts, random())
+        for handler, failure in failures
+        # A cancellation that nobody asked for is a failure like any other.
+        if classify(failure, handler.retry) is not Verdict.TERMINAL and handler.retry.allows_another(delivery.attempts)
+    ]
+    return Retry(error, max(delays)) if delays else DeadLetter(error)

@@ -1,0 +1,129 @@
+"""Keep: renew the leases of what this worker holds, and take back what nobody works on any more.
+
+Runs beside the worker's loop, in a thread of its own, so that a handler that blocks the loop does not lose its lease. A
+loop that never moves again does: after the longest a handler may take, its leases are left to run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.describe import describe
+from spectral.core.events.failpoints import reached
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.probe import SubstrateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from uuid import UUID
+
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.ports import Keeper
+
+_FIRST_PAUSE: Final = timedelta(milliseconds=250)
+_LONGEST_PAUSE: Final = timedelta(seconds=2)
+"""Others may take back this worker's claims while it is out of sight, so it must not be for long."""
+
+_RENEWALS_PER_LEASE: Final = 4
+_UNHANDLED_EVERY: Final = 60.0
+
+
+class KeepLoop:
+    """Renews, reaps, and fails what nobody handles."""
+
+    def __init__(
+        self, keeper: Keeper, desk: Desk, wake: Callable[[], None], lost: Callable[[Collection[UUID]], None]
+    ) -> None:
+        self._keeper = keeper
+        self._desk = desk
+        self._wake = wake
+        self._lost = lost
+        self._times = desk.settings.times
+        self._down_since: float | None = time.monotonic()
+        self.may_renew: Callable[[], bool] = lambda: True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether leases are kept."""
+        return self._down_since is None
+
+    def down_for(self) -> float:
+        """For how many seconds they have not been."""
+        since = self._down_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    async def run(self) -> None:
+        """Keep until cancelled."""
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        try:
+            while True:
+                try:
+                    await self._keeper.open()
+                    await self._renew()
+                    self._down_since = None
+                    self._wake()
+                    backoff.reset()
+                    await self._keep()
+                except SubstrateLostError as lost:
+                    self._down_since = self._down_since or time.monotonic()
+                    pause = backoff.next()
+                    self._desk.probe.tell(SubstrateLost("keep leases", describe(lost), pause))
+                    await asyncio.sleep(pause.total_seconds())
+        finally:
+            await self._keeper.close()
+
+    async def _keep(self) -> None:
+        # Everybody who has just lost the same server gets the time to show that they live.
+        reap_at = time.monotonic() + self._times.grace.total_seconds()
+        renew_every = self._times.lease.total_seconds() / _RENEWALS_PER_LEASE
+        renew_at = time.monotonic() + renew_every
+        unhandled_at = time.monotonic() + min(_UNHANDLED_EVERY, self._times.unhandled_after.total_seconds())
+        while True:
+            await asyncio.sleep(min(self._times.reap.total_seconds(), renew_every))
+            now = time.monotonic()
+            if now >= renew_at:
+                await self._renew()
+                renew_at = now + renew_every
+            await self._release_unknown()
+            if now >= reap_at:
+                await self._reap()
+                reap_at = now + self._times.reap.total_seconds()
+            if now >= unhandled_at:
+                await self._fail_unhandled()
+                unhandled_at = now + min(_UNHANDLED_EVERY, self._times.unhandled_after.total_seconds())
+
+    async def _renew(self) -> None:
+        leases = self._desk.leases()
+        if not leases or not self.may_renew():
+            return
+        reached("renew.before")
+        stand = await self._keeper.renew(leases)
+        gone = [lease.row_id for lease in leases if lease.row_id not in stand]
+        if gone:
+            self._lost(gone)
+
+    async def _reap(self) -> None:
+        reached("reap.before")
+        while notes := await self._keeper.reap():
+            for note in notes:
+                self._desk.probe.tell(note)
+        reached("reap.after")
+
+    async def _release_unknown(self) -> None:
+        """A claim whose answer was lost may stand: give back what this worker has claimed and does not know of."""
+        lost_at, patience = self._desk.claim_lost_at, 2 * self._times.answer
+        if lost_at is None or time.monotonic() - lost_at < patience.total_seconds():
+            return
+        self._desk.claim_lost_at = None
+        # Older than any claim that is still on its way to the desk.
+        await self._keeper.release_unknown(self._desk.leases(), patience)
+
+    async def _fail_unhandled(self) -> None:
+        for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
+            note = await self._keeper.fail_unhandled(context)
+            if note is not None:
+                self._desk.probe.tell(note)

@@ -1,0 +1,268 @@
+"""A lane: transactional handlers, one after the other on one connection, several rows to a commit.
+
+Effect, dedup record and ack of a row stand or fall together; one row's failure rolls back that row alone, to its
+savepoint. A group whose commit fails, or whose transaction is lost, has done nothing, and its rows are run again: the
+fence and the gate say which of them are already through. After a failed commit they run one by one, so that the guilty
+one stands alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.delivery.dispatch import conclude, execute, used_up
+from spectral.core.events.describe import describe
+from spectral.core.events.failpoints import reached
+from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
+from spectral.core.events.outcome import AlreadyHandled, Released
+from spectral.core.events.ports import CommitRefusedError, Conclusion, Gate, GroupVoidError
+from spectral.core.events.probe import HandlerRanAway, SubstrateLost
+from spectral.core.events.retry import sqlstate_of
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.delivery.backlog import Backlog
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.ports import Lane
+
+_CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
+"""Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
+
+_DISCONNECTIONS: Final = 3
+_FIRST_PAUSE: Final = timedelta(milliseconds=250)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Rows whose transaction is open, and what to write of them."""
+
+    conclusions: list[Conclusion] = field(default_factory=list)
+
+    def deliveries(self) -> list[Delivery]:
+        return [conclusion.delivery for conclusion in self.conclusions]
+
+
+class _RunAloneError(Exception):
+    """The row has to be run again in a transaction of its own."""
+
+
+class _VoidedError(Exception):
+    """A handler took the transaction of the whole group down with it."""
+
+    def __init__(self, handler: Handler, error: BaseException) -> None:
+        super().__init__(handler.name)
+        self.handler = handler
+        self.error = error
+
+
+class LaneLoop:
+    """Runs what waits in the backlog."""
+
+    def __init__(self, lane: Lane, desk: Desk, backlog: Backlog, limits: dict[str, asyncio.Semaphore]) -> None:
+        self._lane = lane
+        self._desk = desk
+        self._backlog = backlog
+        self._limits = limits
+        self._patience = desk.settings.times.patience
+        self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+
+    async def run(self) -> None:
+        """Run until the worker stops; what was begun when it is cancelled is given back."""
+        try:
+            while not self._desk.stopping:
+                rows = await self._backlog.take(self._desk.settings.batch)
+                try:
+                    await self._group(rows)
+                    self._backoff.reset()
+                except SubstrateLostError as lost:
+                    self._backlog.put_back(rows)
+                    rows.clear()
+                    await self._pause(lost)
+                self._backlog.put_back(rows)
+        finally:
+            await self._lane.drop()
+
+    async def _pause(self, lost: SubstrateLostError) -> None:
+        pause = self._backoff.next()
+        self._desk.probe.tell(SubstrateLost("run handlers", describe(lost), pause))
+        await asyncio.sleep(pause.total_seconds())
+
+    async def _group(self, rows: deque[Delivery]) -> None:
+        """Run rows from the left until the commit is due; those that are not through are in `rows` again."""
+        group = _Group()
+        current: list[Delivery] = []
+        try:
+            await self._fill(group, rows, current)
+            await self._commit(group)
+        except _VoidedError as voided:
+            await self._lane.drop()
+            (guilty,) = current
+            outcome = conclude(guilty, [(voided.handler, voided.error)], self._desk.random)
+            self._desk.conclude(guilty, outcome, [voided.handler.name])
+            rows.extendleft(reversed(group.deliveries()))
+        except CommitRefusedError as refusal:
+            await self._lane.abandon()
+            self._divide(group, rows, refusal)
+        except SubstrateLostError as lost:
+            await self._lane.drop()
+            self._backlog.put(self._suspected(group, current, lost))
+            raise
+        except asyncio.CancelledError:
+            await self._lane.drop()
+            self._desk.release([*group.deliveries(), *current, *rows])
+            rows.clear()
+            raise
+
+    def _suspected(self, group: _Group, current: list[Delivery], lost: SubstrateLostError) -> list[Delivery]:
+        """The rows that were under way when the connection was lost, each to be run alone, behind the others.
+
+        One whose commit takes the connection down every time is not the database's failure but its own.
+        """
+        again = [*group.deliveries(), *current]
+        for delivery in again:
+            self._desk.isolate(delivery)
+        if len(group.conclusions) == 1 and not current:
+            (delivery,) = again
+            if self._desk.count_disconnection(delivery) >= _DISCONNECTIONS:
+                self._fail(delivery, lost)
+                return []
+        return again
+
+    async def _fill(self, group: _Group, rows: deque[Delivery], current: list[Delivery]) -> None:
+        """Run rows into the group; `current` is the one that is being run."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._desk.settings.commit_within.total_seconds()
+        while rows and not self._desk.stopping and (not group.conclusions or clock() < deadline):
+            solitary = self._is_solitary(rows[0])
+            if solitary and group.conclusions:
+                return
+            current[:] = [rows.popleft()]
+            try:
+                await self._deliver(current[0], group)
+            except _RunAloneError:
+                self._desk.isolate(current[0])
+                rows.appendleft(current.pop())
+                return
+            current.clear()
+            if solitary:
+                return
+
+    def _is_solitary(self, delivery: Delivery) -> bool:
+        """Whether others should not wait for it inside one transaction, or it for them."""
+        handlers = self._desk.routes.handlers_for(delivery)
+        return self._desk.is_isolated(delivery) or any(
+            not handler.transactional or handler.name in self._limits for handler in handlers
+        )
+
+    async def _deliver(self, delivery: Delivery, group: _Group) -> None:
+        handlers = self._desk.routes.handlers_for(delivery)
+        failures: list[tuple[Handler, BaseException]] = []
+        ran: list[str] = []
+        async with AsyncExitStack() as limits:
+            for name in sorted(handler.name for handler in handlers if handler.name in self._limits):
+                await limits.enter_async_context(self._limits[name])
+            self._desk.begin(delivery)
+            # Plain ones first: nobody should hold a transaction open while they run.
+            for handler in sorted(handlers, key=lambda each: each.transactional):
+                if self._desk.has_taken_effect(delivery, handler.name):
+                    continue
+                gate = await self._gate(handler, delivery)
+                if gate is Gate.FENCED:
+                    self._desk.lost(delivery)
+                    return
+                if gate is Gate.BUSY:
+                    group.conclusions.append(self._desk.conclusion(delivery, Released(), ran))
+                    return
+                if gate is Gate.HANDLED:
+                    continue
+                error = await self._run(handler, delivery, crowded=bool(group.conclusions))
+                ran.append(handler.name)
+                if error is not None:
+                    failures.append((handler, error))
+        outcome = conclude(delivery, failures, self._desk.random) if ran else AlreadyHandled()
+        group.conclusions.append(self._desk.conclusion(delivery, outcome, ran))
+
+    async def _gate(self, handler: Handler, delivery: Delivery) -> Gate:
+        """A plain handler's key is written when the row is settled; its gate is what the claim saw."""
+        if not handler.transactional or handler.is_exhausted(delivery):
+            return Gate.RUN
+        return await self._lane.begin(delivery, handler.name)
+
+    async def _run(self, handler: Handler, delivery: Delivery, *, crowded: bool) -> BaseException | None:
+        if handler.is_exhausted(delivery):
+            return used_up(handler)
+        if handler.transactional:
+            return await self._run_in_transaction(handler, delivery, crowded=crowded)
+        error = await self._run_plain(handler, delivery)
+        if error is None:
+            self._desk.took_effect(delivery, handler.name)
+        return error
+
+    async def _run_in_transaction(self, handler: Handler, delivery: Delivery, *, crowded: bool) -> BaseException | None:
+        """Run it in the transaction and keep what it wrote, or undo that and answer why."""
+        context, transaction = self._desk.context_for(delivery, handler), self._lane.transaction
+        execution = await execute(handler, lambda: handler.call(delivery, context, transaction), self._patience)
+        error = execution.error
+        if execution.ran_away and error is not None:
+            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
+            raise _VoidedError(handler, error)
+        try:
+            if error is None:
+                try:
+                    await self._lane.accept()
+                except TransactionMisusedError as misused:
+                    error = misused
+                else:
+                    return None
+            await self._lane.undo()
+        except GroupVoidError as void:
+            raise _VoidedError(handler, error or TransactionMisusedError(str(void))) from None
+        except SubstrateLostError as lost:
+            # The database's failure and not the handler's, unless it happens again and again.
+            if self._desk.count_disconnection(delivery) < _DISCONNECTIONS:
+                raise
+            raise _VoidedError(handler, error or lost) from None
+        if crowded and sqlstate_of(error) in _CONTENTION:
+            raise _RunAloneError
+        return error
+
+    async def _run_plain(self, handler: Handler, delivery: Delivery) -> BaseException | None:
+        context = self._desk.context_for(delivery, handler)
+        execution = await execute(handler, lambda: handler.call(delivery, context), self._patience)
+        if execution.ran_away:
+            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
+        return execution.error
+
+    async def _commit(self, group: _Group) -> None:
+        if not group.conclusions:
+            await self._lane.abandon()
+            return
+        reached("commit.before")
+        stood = await self._lane.commit(group.conclusions)
+        reached("commit.after")
+        for conclusion in group.conclusions:
+            self._desk.settled(conclusion, stood=conclusion.delivery.lease.row_id in stood)
+
+    def _divide(self, group: _Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
+        """A commit was refused: of one row, that is its failure; of several, each has to try alone."""
+        if len(group.conclusions) > 1:
+            for delivery in group.deliveries():
+                self._desk.isolate(delivery)
+            rows.extendleft(reversed(group.deliveries()))
+            return
+        (delivery,) = group.deliveries()
+        self._fail(delivery, refusal.__cause__ or refusal)
+
+    def _fail(self, delivery: Delivery, error: BaseException) -> None:
+        """What its handlers did in the transaction cannot be committed; the last of them is named."""
+        handlers = [each for each in self._desk.routes.handlers_for(delivery) if each.transactional]
+        outcome = conclude(delivery, [(each, error) for each in handlers[-1:]], self._desk.random)
+        self._desk.conclude(delivery, outcome, [each.name for each in handlers])

@@ -1,0 +1,91 @@
+"""Settle: write what became of deliveries that no lane settled: plain ones, lost transactions, releases.
+
+Many in one short fenced transaction. A loss of the database is waited out while the leases are renewed; a row that the
+server refuses is tried again a few times and then left to the reaper. The worker survives either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.describe import describe
+from spectral.core.events.failpoints import reached
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.ports import SettleRefusedError
+from spectral.core.events.probe import SettleGivenUp, SubstrateLost
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.ports import Conclusion, Settlements
+
+_BATCH: Final = 200
+_TRIES: Final = 8
+_FIRST_PAUSE: Final = timedelta(milliseconds=250)
+
+
+class SettleLoop:
+    """Writes conclusions as they come."""
+
+    def __init__(self, settlements: Settlements, desk: Desk) -> None:
+        self._settlements = settlements
+        self._desk = desk
+        self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+        self._refused: dict[UUID, int] = {}
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        queue = self._desk.to_settle
+        try:
+            while True:
+                batch = [await queue.get()]
+                while len(batch) < _BATCH and not queue.empty():
+                    batch.append(queue.get_nowait())
+                await self._write(batch)
+        finally:
+            await self._settlements.close()
+
+    async def _write(self, batch: list[Conclusion]) -> None:
+        while True:
+            try:
+                reached("settle.before")
+                stood = await self._settlements.settle(batch)
+                reached("settle.after")
+            except SubstrateLostError as lost:
+                pause = self._backoff.next()
+                self._desk.probe.tell(SubstrateLost("settle", describe(lost), pause))
+                await asyncio.sleep(pause.total_seconds())
+            except SettleRefusedError as refusal:
+                if len(batch) == 1:
+                    self._try_later(batch[0], refusal)
+                else:
+                    for conclusion in batch:
+                        await self._write([conclusion])
+                return
+            else:
+                self._backoff.reset()
+                for conclusion in batch:
+                    self._settled(conclusion, stood)
+                return
+
+    def _settled(self, conclusion: Conclusion, stood: set[UUID]) -> None:
+        row_id = conclusion.delivery.lease.row_id
+        self._refused.pop(row_id, None)
+        self._desk.settled(conclusion, stood=row_id in stood)
+
+    def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:
+        """Most likely its row is locked by a transaction that ends soon; the others need not wait for it."""
+        row_id = conclusion.delivery.lease.row_id
+        tries = self._refused.get(row_id, 0) + 1
+        if tries < _TRIES:
+            self._refused[row_id] = tries
+            pause = _FIRST_PAUSE * 2**tries
+            asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put_nowait, conclusion)
+            return
+        self._refused.pop(row_id, None)
+        self._desk.forget(conclusion.delivery)
+        self._desk.probe.tell(SettleGivenUp(conclusion.delivery, describe(refusal.__cause__ or refusal)))

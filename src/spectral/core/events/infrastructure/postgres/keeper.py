@@ -1,0 +1,75 @@
+"""The keeper: renews this worker's leases and takes back what nobody works on, on a connection of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from spectral.core.events.infrastructure.postgres.ear import SHOW_LIFE
+from spectral.core.events.infrastructure.postgres.session import Session
+from spectral.core.events.probe import Reaped, Unhandled
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import timedelta
+    from uuid import UUID
+
+    import psycopg
+
+    from spectral.core.events.lease import Lease
+    from spectral.core.events.settings import WorkerSettings
+
+_RENEW: Final = b"select * from core.outbox_renew(%s::uuid[], %s::uuid[])"
+_REAP: Final = b"select id, status, reason, worker, attempts from core.outbox_reap(%s, %s)"
+_RELEASE_UNKNOWN: Final = b"select * from core.outbox_release_unknown(%s, %s::uuid[], %s)"
+_FAIL_UNHANDLED: Final = (
+    b"select id, event_type from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
+)
+
+
+class PostgresKeeper:
+    """Implements `Keeper`."""
+
+    def __init__(self, dsn: str, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._session = Session(
+            dsn, f"spectral keep {settings.name}", settings.times.answer, settings={"lock_timeout": "2s"}
+        )
+
+    async def open(self) -> None:
+        """See `Keeper`."""
+        await self._session.drop()
+        await self._rows(SHOW_LIFE, [self._settings.name])
+
+    async def renew(self, leases: Collection[Lease]) -> set[UUID]:
+        """See `Keeper`."""
+        rows = await self._rows(_RENEW, [[each.row_id for each in leases], [each.token for each in leases]])
+        return {row_id for (row_id,) in rows}
+
+    async def reap(self) -> list[Reaped]:
+        """See `Keeper`."""
+        times = self._settings.times
+        return [Reaped(*row) for row in await self._rows(_REAP, [times.lease, times.grace])]
+
+    async def release_unknown(self, known: Collection[Lease], older_than: timedelta) -> int:
+        """See `Keeper`."""
+        rows = await self._rows(_RELEASE_UNKNOWN, [self._settings.name, [each.token for each in known], older_than])
+        return len(rows)
+
+    async def fail_unhandled(self, context: str) -> Unhandled | None:
+        """See `Keeper`."""
+        settings = self._settings
+        channels, generations = list(settings.claimed_channels()), list(settings.generations())
+        parameters = [context, generations, channels, settings.times.unhandled_after]
+        rows = await self._rows(_FAIL_UNHANDLED, parameters)
+        return Unhandled(context, [(row_id, event_type) for row_id, event_type in rows]) if rows else None
+
+    async def close(self) -> None:
+        """See `Keeper`."""
+        await self._session.drop()
+
+    async def _rows(self, statement: bytes, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        async def ask(connection: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
+            cursor = await connection.execute(statement, parameters)
+            return await cursor.fetchall()
+
+        return await self._session.ask(ask)

@@ -1,0 +1,183 @@
+"""One connection of a worker: opened when it is needed, given up when it does not answer, opened again the next time.
+
+Here the driver's errors become the flow's: `SubstrateLostError` for what may pass, `ConfigurationError` for what will
+not until somebody acts. Whatever else the server refuses is the caller's to name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import psycopg
+from psycopg import conninfo, sql
+from psycopg.rows import tuple_row
+
+from spectral.core.events.describe import describe
+from spectral.core.events.failure import ConfigurationError, SubstrateLostError
+from spectral.core.events.infrastructure.postgres.closing import close
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import timedelta
+
+T = TypeVar("T")
+
+_KEEPALIVES: Final = {
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+_SERVER_KEEPALIVES: Final = {
+    # The server's side of the same: it frees the locks of a machine that is gone.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "3",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+
+_PASSING_CLASSES: Final = frozenset({"08", "53", "57", "58"})
+"""Connections, resources, an operator's intervention, the system below."""
+
+_CONTENTION: Final = frozenset({"55P03", "40P01", "40001", "57014"})
+"""Lock timeout, deadlock, serialization failure, and a statement that somebody or a timeout has ended."""
+
+_READ_ONLY: Final = "25006"
+_LINE_ERRORS: Final = (psycopg.OperationalError, psycopg.InterfaceError)
+_CLOSE_WITHIN: Final = 3.0
+_REMEDIES: Final = {
+    "28": "the database refuses this login; check the user and the password of the connection string",
+    "3D": "the database of the connection string does not exist; create it, then run: spectral migrate up",
+    "3F": "this database has no Spectral schema, or an old one; run: spectral migrate up",
+    "42P01": "this database has no Spectral schema, or an old one; run: spectral migrate up",
+    "42883": "this database has no Spectral schema, or an old one; run: spectral migrate up",
+    "42501": "this role may not deliver events; run: grant spectral_worker to <role>",
+}
+
+
+class Session:
+    """A connection that comes back. One caller at a time."""
+
+    def __init__(
+        self, dsn: str, application: str, answer: timedelta, *, settings: Mapping[str, str], autocommit: bool = True
+    ) -> None:
+        self._dsn = dsn
+        self._application = application[:63]
+        self._answer = answer.total_seconds()
+        values = (
+            sql.SQL("set_config({}, {}, false)").format(name, value)
+            for name, value in (_SERVER_KEEPALIVES | dict(settings)).items()
+        )
+        self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
+        self._autocommit = autocommit
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that is not known to be lost."""
+        return self._connection is not None and not self._connection.closed
+
+    async def connection(self) -> psycopg.AsyncConnection[Any]:
+        """The connection, opened if it is not.
+
+        Raises:
+            SubstrateLostError: it cannot be opened now.
+            ConfigurationError: it cannot be opened until somebody acts.
+        """
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._within(self._open(), None)
+        return self._connection
+
+    async def call(self, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T:
+        """Do something on the connection, within the time an answer may take.
+
+        Raises:
+            SubstrateLostError: the connection is lost or did not answer, and was given up.
+            psycopg.Error: the server refused, and it is the caller's to say what that means.
+        """
+        connection = await self.connection()
+        return await self._within(work(connection), connection)
+
+    async def ask(self, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T:
+        """`call`, for what the server has no reason to refuse but for reasons that pass.
+
+        Raises:
+            SubstrateLostError: it may work later.
+            ConfigurationError: it will not until somebody acts.
+        """
+        try:
+            return await self.call(work)
+        except psycopg.Error as error:
+            _explain(error)
+            if passes(error) or is_contention(error):
+                raise SubstrateLostError(describe(error)) from None
+            raise
+
+    async def drop(self) -> None:
+        """Give the connection up, whatever goes on; never raises and hardly waits."""
+        if self._connection is not None:
+            self._give_up(None)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSE_WITHIN)
+
+    async def _open(self) -> psycopg.AsyncConnection[Any]:
+        parameters = conninfo.make_conninfo(self._dsn, **_KEEPALIVES, application_name=self._application)
+        connection = await psycopg.AsyncConnection.connect(parameters, autocommit=True, row_factory=tuple_row)
+        try:
+            await connection.execute(self.apply_settings)
+            await connection.set_autocommit(self._autocommit)
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        return connection
+
+    async def _within(self, work: Awaitable[T], connection: psycopg.AsyncConnection[Any] | None) -> T:
+        """Wait no longer than an answer may take: a driver that waits for a dead socket is left behind."""
+        task = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._answer)
+        except asyncio.CancelledError:
+            self._give_up(task)
+            raise
+        if not done:
+            self._give_up(task)
+            raise SubstrateLostError(f"no answer within {self._answer:g} s")
+        try:
+            return task.result()
+        except psycopg.Error as error:
+            if connection is None:
+                _explain(error)
+            elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
+                self._give_up(None)
+            else:
+                raise
+            raise SubstrateLostError(describe(error)) from None
+
+    def _give_up(self, task: asyncio.Future[Any] | None) -> None:
+        """Be rid of the connection at once; in the background, what waits for it ends and it is closed."""
+        connection, self._connection = self._connection, None
+        closing = asyncio.ensure_future(close(connection, task))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+
+def _explain(error: psycopg.Error) -> None:
+    """Raise what somebody has to do about it, if that is known."""
+    state = error.sqlstate or ""
+    remedy = _REMEDIES.get(state) or _REMEDIES.get(state[:2])
+    if remedy is not None:
+        raise ConfigurationError(remedy) from None
+
+
+def passes(error: psycopg.Error) -> bool:
+    """Whether the server refused for a reason that passes and that no statement of ours can help."""
+    state = error.sqlstate or ""
+    return (state[:2] in _PASSING_CLASSES or state == _READ_ONLY) and state not in _CONTENTION
+
+
+def is_contention(error: psycopg.Error) -> bool:
+    """Whether somebody else was in the way."""
+    return error.sqlstate in _CONTENTION

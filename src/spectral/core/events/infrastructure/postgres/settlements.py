@@ -1,0 +1,47 @@
+"""Settle on a connection of its own: many conclusions in one short fenced transaction and one round trip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from spectral.core.events.describe import describe
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.infrastructure.postgres.conclusions import standing, statements
+from spectral.core.events.infrastructure.postgres.script import run_script
+from spectral.core.events.infrastructure.postgres.session import Session, passes
+from spectral.core.events.ports import SettleRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from spectral.core.events.ports import Conclusion
+    from spectral.core.events.settings import WorkerSettings
+
+
+class PostgresSettlements:
+    """Implements `Settlements`."""
+
+    def __init__(self, dsn: str, settings: WorkerSettings) -> None:
+        self._session = Session(
+            dsn, f"spectral settle {settings.name}", settings.times.answer, settings={"lock_timeout": "2s"}
+        )
+
+    async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        """See `Settlements`."""
+
+        async def ask(connection: psycopg.AsyncConnection[Any]) -> set[UUID]:
+            return standing(conclusions, await run_script(connection, *statements(conclusions)))
+
+        try:
+            return await self._session.call(ask)
+        except psycopg.Error as error:
+            if passes(error):
+                raise SubstrateLostError(describe(error)) from None
+            raise SettleRefusedError from error
+
+    async def close(self) -> None:
+        """See `Settlements`."""
+        await self._session.drop()

@@ -1,0 +1,27 @@
+"""The connections of a worker on Postgres."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spectral.core.events.delivery.listener import Connections
+from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
+from spectral.core.events.infrastructure.postgres.ear import PostgresEar
+from spectral.core.events.infrastructure.postgres.keeper import PostgresKeeper
+from spectral.core.events.infrastructure.postgres.lane import PostgresLane
+from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
+
+if TYPE_CHECKING:
+    from spectral.core.events.delivery.publish import Publishing
+    from spectral.core.events.settings import WorkerSettings
+
+
+def connections(dsn: str, direct_dsn: str, settings: WorkerSettings, publishing: Publishing) -> Connections:
+    """Nothing is opened yet; each connects when it is first needed."""
+    return Connections(
+        claims=PostgresClaims(dsn, settings),
+        settlements=PostgresSettlements(dsn, settings),
+        ear=PostgresEar(direct_dsn, settings),
+        keeper=PostgresKeeper(direct_dsn, settings),
+        lane=lambda: PostgresLane(dsn, settings, publishing),
+    )

@@ -1,0 +1,198 @@
+"""What the flow asks of its adapters: narrow ports, cut by who uses them. Values go in, values come out.
+
+Every method may raise `SubstrateLostError`: the database is gone or does not answer. Nothing else is expected of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import timedelta
+    from uuid import UUID
+
+    from spectral.core.events.consumer import Subscription
+    from spectral.core.events.lease import Delivery, Lease
+    from spectral.core.events.outcome import Outcome
+    from spectral.core.events.probe import FannedOut, Reaped, Unhandled
+    from spectral.core.events.protocols import Transaction
+
+
+class ClaimAsk(NamedTuple):
+    """Rows of one context that there is room for; no types means every type."""
+
+    context: str
+    event_types: tuple[str, ...] | None
+    handler_names: tuple[str, ...]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What was fanned out, and so can be claimed now; and how long until the next row that is not due yet."""
+
+    fanned_out: tuple[FannedOut, ...]
+    due_in: timedelta | None
+
+
+class Claims(Protocol):
+    """The connection that claims."""
+
+    async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
+        """Record what this worker handles; answer what is on record that it lacks (then nothing was recorded)."""
+        ...
+
+    async def claim(self, asks: Sequence[ClaimAsk]) -> list[list[Delivery]]:
+        """Claim, in one round trip; answers one list for each ask."""
+        ...
+
+    async def look_ahead(self, contexts: Sequence[str]) -> Outlook:
+        """Split broadcasts, and see when these contexts' next row falls due."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What became of a delivery, to be written: the outcome, and the plain handlers that took effect.
+
+    `ran` names every handler that was run, for whoever watches.
+    """
+
+    delivery: Delivery
+    outcome: Outcome
+    succeeded: tuple[str, ...] = ()
+    ran: tuple[str, ...] = ()
+
+
+class SettleRefusedError(Exception):
+    """The server refused to write these conclusions together; one by one may work."""
+
+
+class Settlements(Protocol):
+    """The connection that settles what was not settled in a lane."""
+
+    async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        """Write them in one fenced transaction; answer the rows whose lease still stood.
+
+        Raises:
+            SettleRefusedError: the server refused; nothing was written.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Gate(StrEnum):
+    """What the dedup gate says to a handler."""
+
+    RUN = "run"  # the key is yours
+    HANDLED = "handled"  # the key was taken before
+    FENCED = "fenced"  # the claim is no longer yours
+    BUSY = "busy"  # somebody holds the key uncommitted, and takes long
+
+
+class GroupVoidError(Exception):
+    """The transaction of a group is gone, through the fault of the handler that ran last; nothing of it is kept."""
+
+
+class Lane(Protocol):
+    """One connection on which transactional handlers run, one after the other; several may share a commit.
+
+    begin → (the handler) → accept or undo, again and again, then commit. Whatever fails in between leaves the group
+    void: `abandon` it.
+    """
+
+    @property
+    def transaction(self) -> Transaction:
+        """What the handler that was begun last is given."""
+        ...
+
+    async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
+        """Open the group if it is not, set a savepoint, lock the row and pass the gate."""
+        ...
+
+    async def accept(self) -> None:
+        """Keep what the handler wrote.
+
+        Raises:
+            TransactionMisusedError: it left the transaction in a state that cannot be kept; `undo` it.
+            GroupVoidError: it ended the transaction.
+        """
+        ...
+
+    async def undo(self) -> None:
+        """Go back to where `begin` started; raises `GroupVoidError` if there is nothing to go back to."""
+        ...
+
+    async def commit(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        """Settle these and commit; answer the rows whose lease still stood.
+
+        Raises:
+            CommitRefusedError: the server refused the commit; nothing of the group is kept.
+        """
+        ...
+
+    async def abandon(self) -> None:
+        """Roll everything back."""
+        ...
+
+    async def drop(self) -> None:
+        """Cut the connection, whatever runs on it; the next `begin` opens another."""
+        ...
+
+
+class CommitRefusedError(Exception):
+    """The commit of a group failed: something a handler left to be checked at the end. The cause says what."""
+
+
+class Ear(Protocol):
+    """The connection that listens, and by whose life the worker is known to live."""
+
+    async def open(self) -> None:
+        """Connect, show that this worker lives, and LISTEN."""
+        ...
+
+    async def hear(self, for_at_most: timedelta) -> bool:
+        """Wait for a notification; afterwards, or when the time is up, ask the session whether it lives."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class Keeper(Protocol):
+    """The connection that keeps leases: its own by renewal, others' by taking back what is abandoned."""
+
+    async def open(self) -> None:
+        """Connect, and show a second time that this worker lives."""
+        ...
+
+    async def renew(self, leases: Collection[Lease]) -> set[UUID]:
+        """Start the leases anew; answer those that still stand."""
+        ...
+
+    async def reap(self) -> list[Reaped]:
+        """Take back claims that nobody works on; as many as one call takes, so ask until none is left."""
+        ...
+
+    async def release_unknown(self, known: Collection[Lease], older_than: timedelta) -> int:
+        """Give back this worker's claims, older than this, that are not among the known; answers how many."""
+        ...
+
+    async def fail_unhandled(self, context: str) -> Unhandled | None:
+        """Send rows that no handler is subscribed to, and that waited long enough, to the DLQ."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connection."""
+        ...
