@@ -15,7 +15,7 @@ JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system check format bench docs lock wheel clean
+.PHONY: help setup demo test test-system check format bench bench-latency docs lock wheel clean faults mutations soak
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,15 @@ test: setup ## the whole test suite on Postgres 18 (from a wheel)
 test-system: setup ## the database tests on the system's Postgres (Debian: 15)
 	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database tests
 
+faults: setup ## the fault tests: real processes, real signals, a real Postgres
+	$(PYTEST) tests/faults
+
+mutations: setup ## take out each rule of the protocol; a fault test must notice
+	$(BIN)/python -m tests.faults.mutations $(ONLY)
+
+soak: setup ## the nemesis for SECONDS=600 (from SEED=... to repeat one)
+	$(BIN)/python -m tests.faults.nemesis --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
+
 check: setup ## format, lint, types, import law, SQL lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -49,6 +58,9 @@ format: setup ## rewrite the sources in the house format
 
 bench: setup ## publish figures as ratios within one run
 	$(BIN)/python -m benchmarks.publish
+
+bench-latency: setup ## commit to handler beside procrastinate and PgQueuer, in one run
+	$(BIN)/python -m benchmarks.latency
 
 docs: setup ## rewrite the generated reference pages
 	$(BIN)/python -m docs.generate

@@ -123,7 +123,8 @@ class Supervisor:
     def _ended(self, child: _Child, code: int) -> None:
         child.process = None
         if self._deadline is not None or (self._ends_by_itself and code == 0):
-            child.code = code
+            # Ended by the signal itself: it was so young that it had not begun anything.
+            child.code = 0 if code == -signal.SIGTERM else code
             self._say("info", "worker process ended", process=child.number, code=code)
             return
         if code == _CANNOT_START:

@@ -32,7 +32,7 @@ class ClaimAsk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What was fanned out, and so can be claimed now; and how long until the next row that is not due yet."""
+    """What was fanned out, and how long until the next row that was not due when the claim was made."""
 
     fanned_out: tuple[FannedOut, ...]
     due_in: timedelta | None
@@ -49,8 +49,11 @@ class Claims(Protocol):
         """Claim, in one round trip; answers one list for each ask."""
         ...
 
-    async def look_ahead(self, contexts: Sequence[str]) -> Outlook:
-        """Split broadcasts, and see when these contexts' next row falls due."""
+    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[list[Delivery]]]:
+        """Split broadcasts, see when the next row falls due, then claim; in one round trip.
+
+        In this order a row is either due when the claim looks, or among those that the outlook speaks of.
+        """
         ...
 
     async def close(self) -> None:
@@ -177,7 +180,7 @@ class Keeper(Protocol):
         """Connect, and show a second time that this worker lives."""
         ...
 
-    async def renew(self, leases: Collection[Lease]) -> set[UUID]:
+    async def renew(self, leases: Collection[Lease]) -> set[Lease]:
         """Start the leases anew; answer those that still stand."""
         ...
 

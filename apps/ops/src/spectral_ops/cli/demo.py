@@ -81,23 +81,23 @@ def _logs() -> Iterator[Path]:
 def _rows(counts: Counts) -> list[tuple[str, str, str]]:
     from spectral_ops.demo.counts import MUST_BE_NOTHING  # noqa: PLC0415  as above
 
-    def row(name: str, value: int, remark: str) -> tuple[str, str, str]:
-        return name.replace("_", " "), f"{value:>6,}", remark
+    def row(name: str, value: int, remark: str = "") -> tuple[str, str, str]:
+        return name, f"{value:>6,}", remark
 
     by_generation = counts.handled_by_generation.items()
     return [
         row("published", counts.published, "each committed with a decision of the business"),
-        row("rolled back", counts.rolled_back, "published, but their transaction did not commit"),
-        row("broadcasts", counts.broadcasts, "delivered to both contexts"),
-        row("delivered", counts.delivered, "published + broadcasts"),
-        *(row(f"  by generation {generation}", handled, "") for generation, handled in by_generation),
+        row("rolled back", counts.rolled_back, "published, but the transaction did not commit"),
+        row("broadcasts", counts.broadcasts, "among those published"),
+        row("delivered", counts.delivered, "a broadcast to both contexts"),
+        *(row(f"  by generation {generation}", handled) for generation, handled in by_generation),
         row("taken over", counts.taken_over, "from the worker that was killed"),
         row("dead lettered", counts.dead_lettered, "failed for good in generation 1"),
         row("replayed", counts.replayed, "and handled in generation 2"),
-        row("repeated outside", counts.external_duplicates, "effects outside the database, which may repeat"),
-        ("", "", ""),
+        row("repeated", counts.external_duplicates, "effects outside the database, which is allowed"),
+        ("must be 0:", "", ""),
         *(
-            row(name, getattr(counts, name), f"{'MUST' if getattr(counts, name) else 'must'} be 0: {meaning}")
+            row(f"  {name.replace('_', ' ')}", getattr(counts, name), meaning)
             for name, meaning in MUST_BE_NOTHING.items()
         ),
     ]

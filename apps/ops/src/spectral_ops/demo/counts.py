@@ -10,7 +10,7 @@ MUST_BE_NOTHING: Final = {
     "phantom": "handled, but never published",
     "ghost": "handled, though it was rolled back",
     "duplicated": "took effect twice in the database",
-    "stuck": "neither delivered nor in the DLQ at the end",
+    "stuck": "neither delivered nor in the DLQ in the end",
     "false_dead_letters": "in the DLQ, though it was handled",
     "wrong_generation": "handled by another release",
     "wrong_context": "handled by a context it was not for",

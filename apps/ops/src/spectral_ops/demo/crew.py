@@ -6,7 +6,6 @@ Invariant: whatever happens to the demo, its own death by `kill -9` included, no
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -22,9 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_PROGRAM: Final = "from spectral_ops.cli import main; main()"
+_PROGRAM: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the kernel kills it when the demo dies
+if os.getppid() != int(sys.argv.pop(1)):    # it has died already
+    sys.exit()
+from spectral_ops.cli import main
+main()
+"""
 _CONSUMERS: Final = ("spectral_ops.demo.business:platform", "spectral_ops.demo.business:worlds")
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _FOREIGN: Final = ("SPECTRAL_", "PG")
 """Variables that would lead a worker elsewhere."""
 
@@ -56,7 +61,6 @@ class Crew:
         self._variables["SPECTRAL_DATABASE_URL"] = dsn
         self._directory = directory
         self._workers: list[Worker] = []
-        self._prctl = ctypes.CDLL(None).prctl
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,26 +89,25 @@ class Crew:
             DemoFailedError: one of them ended in another way.
         """
         for worker in workers:
-            worker.process.send_signal(signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                worker.process.send_signal(signal.SIGTERM)
         for worker in workers:
             code = await worker.process.wait()
             if code:
-                raise DemoFailedError(f"{worker.label} was told to stop and ended with code {code}")
+                raise DemoFailedError(f"{worker.label} ended with code {code} when it was told to stop; see its log")
 
     async def _begin(self, generation: int) -> Worker:
         number = len(self._workers) + 1
         log = self._directory / f"worker-{number}.log"
-        parent = os.getpid()
         with log.open("wb") as stream:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _PROGRAM, "worker", *_CONSUMERS),
+                *(sys.executable, "-c", _PROGRAM, str(os.getpid()), "worker", *_CONSUMERS),
                 stdin=DEVNULL,
                 stdout=stream,
                 stderr=STDOUT,
                 cwd=self._directory,
                 env={**self._variables, "SPECTRAL_GENERATION": str(generation)},
                 process_group=0,  # a Ctrl-C in the terminal is for the demo alone
-                preexec_fn=lambda: self._die_with_parent(parent),
             )
         worker = Worker(f"worker {number}", generation, process, log)
         self._workers.append(worker)
@@ -113,14 +116,9 @@ class Crew:
     async def _ready(self, worker: Worker) -> Worker:
         async def first_words() -> dict[str, Any] | None:
             if worker.process.returncode is not None:
-                raise DemoFailedError(f"{worker.label} did not start: it ended with code {worker.process.returncode}")
+                code = worker.process.returncode
+                raise DemoFailedError(f"{worker.label} did not start, it ended with code {code}; see its log")
             return next(worker.logged("listening"), None)
 
         said = await until(first_words, f"{worker.label} listens")
         return replace(worker, identity=said["worker"])
-
-    def _die_with_parent(self, parent: int) -> None:
-        """In the child, before it becomes the worker: have the kernel kill it when the demo dies."""
-        self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has died already
-            os._exit(0)

@@ -31,6 +31,6 @@ async def until(look: Callable[[], Awaitable[Answer | None]], what: str) -> Answ
     deadline = clock() + _PATIENCE
     while not (answer := await look()):
         if clock() > deadline:
-            raise DemoFailedError(f"waited {_PATIENCE:.0f} s in vain until {what}; run it again on a quieter machine")
+            raise DemoFailedError(f"waited {_PATIENCE:.0f} s in vain until {what}; see the logs")
         await asyncio.sleep(_POLL)
     return answer

@@ -37,7 +37,7 @@ def telling(write: Callable[[str], None]) -> Iterator[Teller]:
     from rich.progress import BarColumn, Progress, TextColumn  # noqa: PLC0415  as above
 
     columns = (
-        TextColumn("         {task.description}", style="bold"),
+        TextColumn("{task.description}", style="bold"),
         BarColumn(bar_width=24),
         TextColumn("{task.fields[shown]}", style="dim"),
     )
@@ -83,9 +83,10 @@ class _Bars:
         for each in standings:
             if each.generation not in self._bars:
                 self._bars[each.generation] = self._progress.add_task(f"generation {each.generation}", shown="")
-            shown = f"{each.delivered:,} of {each.total:,} delivered, {each.in_flight} in flight"
+            # short enough for 80 columns
+            shown = f"{each.delivered:,} of {each.total:,}, {each.in_flight} in flight"
             if each.failed:
-                shown += f", {each.failed} in the DLQ"
+                shown += f", {each.failed} in DLQ"
             self._progress.update(self._bars[each.generation], total=each.total, completed=each.delivered, shown=shown)
 
 

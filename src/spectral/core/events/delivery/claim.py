@@ -62,8 +62,10 @@ class ClaimLoop:
         self._quarantine = False
         self._without_room = False
         self._more = False
-        self._asked_of_everything = False
+        self._has_claimed = False  # since it woke, without having looked ahead
+        self._proves_empty = False
         self._due_at = math.inf
+        self._expected_at = math.inf
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
         settings = desk.settings
@@ -78,9 +80,8 @@ class ClaimLoop:
 
     def expect(self, delay: timedelta) -> None:
         """A row falls due after this; do not sleep longer."""
-        due_at = asyncio.get_running_loop().time() + delay.total_seconds()
-        if due_at < self._due_at:
-            self._due_at = due_at
+        self._expected_at = min(self._expected_at, asyncio.get_running_loop().time() + delay.total_seconds())
+        if self._expected_at < self._due_at:
             self._wake.set()
 
     def stop(self) -> None:
@@ -112,41 +113,49 @@ class ClaimLoop:
     def _is_done(self) -> bool:
         if self._until == "drained":
             # What was held when the round began may have left something due behind it.
-            return self._asked_of_everything and not self._more and not self._desk.held()
+            return self._proves_empty and not self._more and not self._desk.held()
         return self._until == "once" and self._ways.is_alive()
 
     async def _round(self) -> bool:
-        """One claim; answers whether another should follow at once."""
+        """One claim; answers whether another should follow at once.
+
+        The first one after waking only claims, so that nothing delays what woke it. Nobody goes to sleep but after one
+        that has also looked ahead.
+        """
         asks = self._asks()
-        self._asked_of_everything = not self._desk.held() and len(asks) == len(self._desk.routes.lines)
+        now = asyncio.get_running_loop().time()
+        looks_ahead = self._has_claimed or now >= self._look_ahead_at
+        self._proves_empty = looks_ahead and not self._desk.held() and len(asks) == len(self._desk.routes.lines)
+        self._has_claimed = False
+        self._expected_at = math.inf  # whatever is expected by now is in the database, and the timer will tell
         if not asks:
             self._due_at = math.inf  # whatever falls due has to wait for the room
             return False
         reached("claim.before")
+        answers = await self._claim([ask for _, ask in asks], looks_ahead=looks_ahead)
+        reached("claim.after")
+        self._started.set()
+        await self._hand_on(asks, answers)
+        if _is_full(asks, answers):
+            return True
+        self._has_claimed = not looks_ahead
+        return self._has_claimed
+
+    async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
         try:
-            answers = await self._claims.claim([ask for _, ask in asks])
+            if not looks_ahead:
+                return await self._claims.claim(asks)
+            outlook, answers = await self._claims.look_ahead_and_claim(asks)
         except SubstrateLostError:
             # It may have been done all the same, and nobody knows the tokens.
             self._desk.claim_lost_at = time.monotonic()
             raise
-        reached("claim.after")
-        self._started.set()
-        await self._hand_on(asks, answers)
-        full = _is_full(asks, answers)
-        # Broadcasts and the timer can wait while there is enough to do, but not for ever.
-        if full and asyncio.get_running_loop().time() < self._look_ahead_at:
-            return True
-        return await self._look_ahead() or full
-
-    async def _look_ahead(self) -> bool:
-        """Split broadcasts, whose shares can be claimed then, and set the timer."""
-        outlook = await self._claims.look_ahead(self._desk.routes.contexts)
         now = asyncio.get_running_loop().time()
         self._look_ahead_at = now + _LOOK_AHEAD_EVERY
         self._due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
         for note in outlook.fanned_out:
             self._desk.probe.tell(note)
-        return bool(outlook.fanned_out)
+        return answers
 
     def _asks(self) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
@@ -220,7 +229,8 @@ class ClaimLoop:
         """How long to sleep, unless woken."""
         times = self._desk.settings.times
         poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()
-        return max(0.0, min(poll, self._due_at - asyncio.get_running_loop().time() + 0.001))
+        due_at = min(self._due_at, self._expected_at)
+        return max(0.0, min(poll, due_at - asyncio.get_running_loop().time() + 0.001))
 
     async def _sleep(self, seconds: float) -> None:
         try:

@@ -20,7 +20,6 @@ from spectral.core.events.protocols import DeliveryContext, Logger
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from datetime import timedelta
-    from uuid import UUID
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.lease import Delivery, Lease
@@ -78,7 +77,8 @@ class Desk:
         self.claim_lost_at: float | None = None
         self._held = {True: 0, False: 0}
         self._logger_for = logger_for
-        self._entries: dict[UUID, _Entry] = {}
+        # By lease, not by row: a worker may be given a row again while it still works on a claim it has lost.
+        self._entries: dict[Lease, _Entry] = {}
         self._lock = threading.Lock()
 
     # what is held
@@ -86,7 +86,7 @@ class Desk:
     def hold(self, delivery: Delivery, *, transactional: bool) -> None:
         """A row was claimed."""
         with self._lock:
-            self._entries[delivery.lease.row_id] = _Entry(delivery, transactional)
+            self._entries[delivery.lease] = _Entry(delivery, transactional)
         self._held[transactional] += 1
         self.quiet.clear()
 
@@ -102,24 +102,24 @@ class Desk:
     def leases(self) -> list[Lease]:
         """What has to be renewed."""
         with self._lock:
-            return [entry.delivery.lease for entry in self._entries.values()]
+            return list(self._entries)
 
     def begin(self, delivery: Delivery, cancel: Callable[[], object] | None = None) -> None:
         """A handler starts on it; `cancel` ends it when its lease is lost."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.started = time.monotonic()
             entry.cancel = cancel
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.alone = True
 
     def count_disconnection(self, delivery: Delivery) -> int:
         """The connection was lost under its handler or its commit; answers how often by now."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         if entry is None:
             return 0
         entry.disconnections += 1
@@ -127,13 +127,13 @@ class Desk:
 
     def is_isolated(self, delivery: Delivery) -> bool:
         """Whether it has to run in a transaction of its own."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         return entry is not None and entry.alone
 
-    def lose(self, row_ids: Collection[UUID]) -> None:
+    def lose(self, leases: Collection[Lease]) -> None:
         """These leases no longer stand: whatever is done for them is in vain."""
-        for row_id in row_ids:
-            entry = self._entries.get(row_id)
+        for lease in leases:
+            entry = self._entries.get(lease)
             if entry is None:
                 continue
             entry.lost = True
@@ -142,25 +142,25 @@ class Desk:
 
     def is_lost(self, delivery: Delivery) -> bool:
         """Whether its lease is known to be lost."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         return entry is None or entry.lost
 
     # what becomes of it
 
     def took_effect(self, delivery: Delivery, handler_name: str) -> None:
         """A plain handler has succeeded: whatever becomes of the row, that has to be recorded."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.done = (*entry.done, handler_name)
 
     def has_taken_effect(self, delivery: Delivery, handler_name: str) -> bool:
         """Whether it has, and need not run again."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         return entry is not None and handler_name in entry.done
 
     def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
         """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""
-        entry = self._entries.get(delivery.lease.row_id)
+        entry = self._entries.get(delivery.lease)
         return Conclusion(delivery, outcome, () if entry is None else entry.done, tuple(ran))
 
     def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:
@@ -192,7 +192,7 @@ class Desk:
     def forget(self, delivery: Delivery) -> _Entry | None:
         """Hold it no longer."""
         with self._lock:
-            entry = self._entries.pop(delivery.lease.row_id, None)
+            entry = self._entries.pop(delivery.lease, None)
         if entry is not None:
             self._held[entry.transactional] -= 1
         if not self._entries:

@@ -19,9 +19,9 @@ from spectral.core.events.probe import SubstrateLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from uuid import UUID
 
     from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Keeper
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
@@ -36,7 +36,7 @@ class KeepLoop:
     """Renews, reaps, and fails what nobody handles."""
 
     def __init__(
-        self, keeper: Keeper, desk: Desk, wake: Callable[[], None], lost: Callable[[Collection[UUID]], None]
+        self, keeper: Keeper, desk: Desk, wake: Callable[[], None], lost: Callable[[Collection[Lease]], None]
     ) -> None:
         self._keeper = keeper
         self._desk = desk
@@ -102,7 +102,7 @@ class KeepLoop:
             return
         reached("renew.before")
         stand = await self._keeper.renew(leases)
-        gone = [lease.row_id for lease in leases if lease.row_id not in stand]
+        gone = [lease for lease in leases if lease not in stand]
         if gone:
             self._lost(gone)
 

@@ -33,9 +33,9 @@ from spectral.core.events.probe import Crashed, Started, Stopped, Stopping, Subs
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Collection
     from types import TracebackType
-    from uuid import UUID
 
     from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Claims, Ear, Keeper, Lane, Settlements
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
@@ -84,7 +84,7 @@ class Listener:
                 await self._deliver(until)
         except BaseException as error:
             self._state = State.DEAD
-            if not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, asyncio.CancelledError | ConfigurationError):
                 self._desk.probe.tell(Crashed(describe(error)))
             raise
         self._state = State.STOPPED
@@ -205,9 +205,9 @@ class Listener:
                 with suppress(RuntimeError):  # the loop has ended: nobody needs waking
                     home.call_soon_threadsafe(claim.wake)
 
-            def lost(row_ids: Collection[UUID]) -> None:
+            def lost(leases: Collection[Lease]) -> None:
                 with suppress(RuntimeError):  # as above
-                    home.call_soon_threadsafe(desk.lose, row_ids)
+                    home.call_soon_threadsafe(desk.lose, leases)
 
             hear = self._hear = HearLoop(self._connections.ear, settings, desk.probe, wake)
             keep = self._keep = KeepLoop(self._connections.keeper, desk, wake, lost)

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from spectral.core.events.consumer import Subscription
 from spectral.core.events.failure import ConfigurationError
-from spectral.core.events.infrastructure.postgres.script import run_script
+from spectral.core.events.infrastructure.postgres.script import Rows, run_script
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.ports import Outlook
@@ -71,16 +71,21 @@ class PostgresClaims:
 
     async def claim(self, asks: Sequence[ClaimAsk]) -> list[list[Delivery]]:
         """See `Claims`."""
-        script = [_CLAIM.format(*self._parameters(each)) for each in asks]
-        answers = await self._session.ask(lambda connection: run_script(connection, *script))
-        return [[_delivery(row) for row in rows] for rows in answers]
+        return _deliveries(await self._run(self._claims(asks)))
 
-    async def look_ahead(self, contexts: Sequence[str]) -> Outlook:
+    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[list[Delivery]]]:
         """See `Claims`."""
         scope = (self._generations, self._channels)
-        script = [_FAN_OUT.format(*scope), _NEXT_DUE.format(list(contexts), *scope)]
-        split, ((due_in,),) = await self._session.ask(lambda connection: run_script(connection, *script))
-        return Outlook(_fanned_out(split), due_in)
+        contexts = list(dict.fromkeys(each.context for each in asks))
+        script = [_FAN_OUT.format(*scope), _NEXT_DUE.format(contexts, *scope), *self._claims(asks)]
+        split, ((due_in,),), *claimed = await self._run(script)
+        return Outlook(_fanned_out(split), due_in), _deliveries(claimed)
+
+    def _claims(self, asks: Sequence[ClaimAsk]) -> list[sql.Composed]:
+        return [_CLAIM.format(*self._parameters(each)) for each in asks]
+
+    async def _run(self, script: Sequence[sql.Composed]) -> list[Rows]:
+        return await self._session.ask(lambda connection: run_script(connection, *script))
 
     async def close(self) -> None:
         """See `Claims`."""
@@ -90,6 +95,10 @@ class PostgresClaims:
         types = None if ask.event_types is None else list(ask.event_types)
         names = list(ask.handler_names)
         return [self._settings.name, ask.context, self._generations, self._channels, types, ask.limit, names]
+
+
+def _deliveries(answers: Sequence[Rows]) -> list[list[Delivery]]:
+    return [[_delivery(row) for row in rows] for rows in answers]
 
 
 def _delivery(row: tuple[Any, ...]) -> Delivery:

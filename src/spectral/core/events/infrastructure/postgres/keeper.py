@@ -11,7 +11,6 @@ from spectral.core.events.probe import Reaped, Unhandled
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import timedelta
-    from uuid import UUID
 
     import psycopg
 
@@ -40,10 +39,13 @@ class PostgresKeeper:
         await self._session.drop()
         await self._rows(SHOW_LIFE, [self._settings.name])
 
-    async def renew(self, leases: Collection[Lease]) -> set[UUID]:
+    async def renew(self, leases: Collection[Lease]) -> set[Lease]:
         """See `Keeper`."""
-        rows = await self._rows(_RENEW, [[each.row_id for each in leases], [each.token for each in leases]])
-        return {row_id for (row_id,) in rows}
+        # A row may be held twice, of which one lease is lost; the server answers rows, so each is asked for once.
+        latest = {lease.row_id: lease for lease in leases}
+        tokens = [lease.token for lease in latest.values()]
+        rows = await self._rows(_RENEW, [list(latest), tokens])
+        return {latest[row_id] for (row_id,) in rows}
 
     async def reap(self) -> list[Reaped]:
         """See `Keeper`."""
