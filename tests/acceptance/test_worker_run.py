@@ -1,0 +1,204 @@
+"""`spectral worker` from its command line to its exit code."""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.acceptance.worker_process import Outbox, WorkerProcess, publish, write_app
+
+
+def test_drain_empties_the_backlog_and_exits_with_0(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        @platform.on("worlds.scan.started")
+        async def in_a_transaction(event: EventEnvelope, tx: Transaction) -> None:
+            await tx.execute("select 1")
+        """,
+    )
+    publish(database, "worlds.scan.completed", 120)
+    publish(database, "worlds.scan.started", 120)
+    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    assert Outbox(database).count() == {("delivered", 1): 240}
+
+
+def test_once_claims_once(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    publish(database, "worlds.scan.completed", 30)
+    arguments = ("app:platform", "--once", "--concurrency", "5")
+    with WorkerProcess(tmp_path, *arguments, SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    counted = Outbox(database).count()
+    assert counted.keys() == {("delivered", 1), ("pending", 0)}
+    assert counted["delivered", 1] <= 10
+
+
+def test_several_consumers_and_lists_of_them_run_in_one_process(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        worlds = Consumer("worlds")
+
+        @worlds.on("platform.card.shown")
+        async def shown(event: EventEnvelope) -> None:
+            pass
+
+        both = [platform, worlds]
+        """,
+    )
+    arguments = ("app:both", "app:worlds", "--drain")
+    with WorkerProcess(tmp_path, *arguments, SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    assert worker.logged("started")[0]["contexts"] == ["platform", "worlds"]
+
+
+def test_classes_and_accepted_generations_come_from_flags_or_variables(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    flags = ("app:platform", "--class", "hot", "--class", "cold", "--accept-generations", "0")
+    with WorkerProcess(tmp_path, *flags, SPECTRAL_DATABASE_URL=database, SPECTRAL_CLASSES="other") as worker:
+        by_flags = worker.wait_for("listening")["channels"]
+    variables = {"SPECTRAL_CLASSES": "hot,cold", "SPECTRAL_ACCEPT_GENERATIONS": "0"}
+    with WorkerProcess(tmp_path, SPECTRAL_DATABASE_URL=database, **variables) as worker:
+        by_variables = worker.wait_for("listening")["channels"]
+    expected = [f"outbox_gen_{generation}{kind}" for generation in (1, 0) for kind in ("", "_hot", "_cold")]
+    assert by_flags == by_variables == expected
+
+
+def test_every_log_line_is_one_json_object_that_says_when_and_who(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        r"""
+        @platform.on("worlds.scan.failed")
+        async def hostile(event: EventEnvelope, context: DeliveryContext) -> None:
+            context.logger.info("said", text="a\nb\x1b[2J\x9b")
+        """,
+    )
+    publish(database, "worlds.scan.failed")
+    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    assert "\x1b" not in worker.text
+    assert "\x9b" not in worker.text
+    documents = [json.loads(line) for line in worker.text.splitlines()]
+    for line in documents:
+        assert {"timestamp", "level", "event"} <= line.keys()
+        assert datetime.fromisoformat(line["timestamp"]).tzinfo == UTC
+        assert (line["service"], line["generation"]) == ("spectral-worker", 1)
+    assert worker.logged("said")[0]["text"] == "a\nb\x1b[2J\x9b"
+
+
+def test_whoever_configures_structlog_keeps_it(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        import sys
+        import structlog
+        structlog.configure(
+            processors=[structlog.processors.KeyValueRenderer()],
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+        """,
+    )
+    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    assert "event='started'" in worker.text
+    assert worker.lines == []
+
+
+@pytest.mark.parametrize(
+    ("app", "said", "advice"),
+    [
+        ("nowhere:platform", "there is no module 'nowhere'", "or install its package"),
+        ("app:other", "app has no 'other'", "it has app:platform; name one of these"),
+        ("app:quick", "app:quick is not a Consumer", "it has app:platform; name one of these"),
+        ("app", "'app' names no consumer", "such as 'shop.events:billing'"),
+        ("broken:platform", "broken cannot be imported: ValueError: no good", "SPECTRAL_DEBUG=1 shows where"),
+    ],
+)
+def test_an_app_that_cannot_be_run_is_2_and_says_what_to_do(tmp_path: Path, app: str, said: str, advice: str) -> None:
+    write_app(tmp_path)
+    (tmp_path / "broken.py").write_text("raise ValueError('no good')")
+    with WorkerProcess(tmp_path, app, SPECTRAL_DATABASE_URL="postgresql://nowhere") as worker:
+        assert worker.end() == 2
+    assert worker.text.startswith(f"error: {said}")
+    assert worker.text.rstrip().endswith(advice)
+    assert len(worker.text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"SPECTRAL_GENERATION": ""}, "SPECTRAL_GENERATION is not set"),
+        ({"SPECTRAL_GENERATION": "next"}, "SPECTRAL_GENERATION='next' is not a generation"),
+        ({"SPECTRAL_DATABASE_URL": ""}, "no database is named"),
+        ({"SPECTRAL_GENERATION": "0"}, "generation 0 is retired"),
+    ],
+)
+def test_settings_that_make_no_sense_are_2(database: str, tmp_path: Path, variables: dict[str, str], said: str) -> None:
+    write_app(tmp_path)
+    with WorkerProcess(tmp_path, **{"SPECTRAL_DATABASE_URL": database, **variables}) as worker:
+        assert worker.end() == 2
+    assert f"error: {said}" in worker.text
+
+
+def test_a_handler_on_record_that_is_lacking_is_2_unless_told_to_forget_it(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            "insert into core.subscriptions (generation, context, event_type, handler_name, max_attempts)"
+            " values (1, 'platform', 'worlds.scan.completed', 'platform.of_yesterday', 3)"
+        )
+    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 2
+    assert "platform.of_yesterday" in worker.text
+    assert "--replace-subscriptions" in worker.text
+    arguments = ("app:platform", "--drain", "--replace-subscriptions")
+    with WorkerProcess(tmp_path, *arguments, SPECTRAL_DATABASE_URL=database) as forgetful:
+        assert forgetful.end() == 0
+
+
+def test_a_database_that_is_down_is_waited_for_without_showing_its_password(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        dsn = f"postgresql://me:canary@127.0.0.1:{closed.getsockname()[1]}/app"
+        with WorkerProcess(tmp_path, SPECTRAL_DATABASE_URL=dsn) as worker:
+            worker.wait_for("database lost", doing="subscribe", times=2)
+            worker.stop()
+            assert worker.end() == 0
+    assert "canary" not in worker.text
+
+
+def test_a_worker_that_crashes_says_so_once_and_exits_with_1(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        from spectral.core.events import failpoints
+
+        def fail(name: str) -> None:
+            if name == "claim.before":
+                raise ZeroDivisionError("a bug of ours")
+
+        failpoints.arm(fail)
+        """,
+    )
+    with WorkerProcess(tmp_path, SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 1
+    (crash,) = worker.logged("crashed", level="critical")
+    assert "ZeroDivisionError: a bug of ours" in crash["error"]
+    assert "Traceback" not in worker.text
+    with WorkerProcess(tmp_path, SPECTRAL_DATABASE_URL=database, SPECTRAL_DEBUG="1") as debugged:
+        assert debugged.end() == 1
+    assert "Traceback" in debugged.text
+
+
+def test_once_and_drain_exclude_each_other(tmp_path: Path) -> None:
+    with WorkerProcess(tmp_path, "app:platform", "--once", "--drain", SPECTRAL_DATABASE_URL="") as worker:
+        assert worker.end() == 2
+    assert "exclude each other" in worker.text
