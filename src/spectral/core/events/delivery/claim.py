@@ -139,7 +139,7 @@ class ClaimLoop:
         if _is_full(asks, answers):
             return True
         self._has_claimed = not looks_ahead
-        return self._has_claimed
+        return self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
 
     async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
         try:
@@ -151,7 +151,8 @@ class ClaimLoop:
             self._desk.claim_lost_at = time.monotonic()
             raise
         now = asyncio.get_running_loop().time()
-        self._look_ahead_at = now + _LOOK_AHEAD_EVERY
+        # A call splits so many broadcasts and no more: where there were some, there may be others.
+        self._look_ahead_at = now if outlook.fanned_out else now + _LOOK_AHEAD_EVERY
         self._due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
         for note in outlook.fanned_out:
             self._desk.probe.tell(note)

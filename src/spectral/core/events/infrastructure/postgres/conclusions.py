@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never
+from uuid import UUID
 
 from psycopg import sql
 
@@ -11,7 +12,6 @@ from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Ou
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
-    from uuid import UUID
 
     from spectral.core.events.infrastructure.postgres.script import Rows
     from spectral.core.events.lease import Lease
@@ -49,7 +49,8 @@ def statements(conclusions: Sequence[Conclusion]) -> list[sql.Composed]:
 def standing(conclusions: Sequence[Conclusion], answers: Sequence[Rows]) -> set[UUID]:
     """The rows whose lease still stood, out of the answers to `statements`."""
     settling = answers[1:] if any(each.succeeded for each in conclusions) else answers
-    return {row_id for rows in settling for (row_id,) in rows}
+    # A handler may have taught its connection to read ids as something else.
+    return {UUID(str(row_id)) for rows in settling for (row_id,) in rows}
 
 
 def _parallel(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID]]:
