@@ -87,6 +87,8 @@ class Listener:
             if not isinstance(error, asyncio.CancelledError | ConfigurationError):
                 self._desk.probe.tell(Crashed(describe(error)))
             raise
+        finally:
+            await self._connections.claims.close()
         self._state = State.STOPPED
         self._desk.probe.tell(Stopped())
 
@@ -180,7 +182,6 @@ class Listener:
                         await self._stop.wait()
                 continue
             if lacking:
-                await self._connections.claims.close()
                 missing = ", ".join(f"{each.handler_name} ({each.event_type})" for each in lacking[:5])
                 raise ConfigurationError(
                     f"generation {settings.generation} has handlers on record that this worker lacks: {missing}. All "

@@ -7,6 +7,7 @@ not until somebody acts. Whatever else the server refuses is the caller's to nam
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -166,10 +167,22 @@ class Session:
 
 def _explain(error: psycopg.Error) -> None:
     """Raise what somebody has to do about it, if that is known."""
-    state = error.sqlstate or ""
+    state = error.sqlstate or _refusal(str(error))
     remedy = _REMEDIES.get(state) or _REMEDIES.get(state[:2])
     if remedy is not None:
         raise ConfigurationError(remedy) from None
+
+
+def _refusal(message: str) -> str:
+    """The class of a refused login: the client library keeps its code to itself, so only its words tell.
+
+    In another language than English nothing is known, and the worker waits and says so.
+    """
+    if re.search(r"FATAL: +database .* does not exist", message):
+        return "3D"
+    if re.search(r"FATAL: +(\w+ authentication failed|role .* does not exist|no pg_hba\.conf entry)", message):
+        return "28"
+    return ""
 
 
 def passes(error: psycopg.Error) -> bool:
