@@ -47,6 +47,7 @@ RUNS_AS_OWNER = {
     "outbox_publish_many",
     "outbox_reap",
     "outbox_release",
+    "outbox_release_unknown",
     "outbox_renew",
     "outbox_replay",
     "outbox_replay_many",
