@@ -118,9 +118,10 @@ class KeepLoop:
         lost_at, patience = self._desk.claim_lost_at, 2 * self._times.answer
         if lost_at is None or time.monotonic() - lost_at < patience.total_seconds():
             return
-        self._desk.claim_lost_at = None
         # Older than any claim that is still on its way to the desk.
         await self._keeper.release_unknown(self._desk.leases(), patience)
+        if self._desk.claim_lost_at == lost_at:
+            self._desk.claim_lost_at = None
 
     async def _fail_unhandled(self) -> None:
         for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
