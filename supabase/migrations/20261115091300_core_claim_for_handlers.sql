@@ -98,7 +98,7 @@ begin
               and (p_event_types is null or outbox.event_type = any (p_event_types))
               and outbox.next_attempt_at <= v_now
               and outbox.next_attempt_at >= v_due_after
-              and (outbox.attempts = 0 or outbox.last_error not like 'WorkerLostError:%')
+              and (outbox.attempts = 0 or outbox.last_error is null or outbox.last_error not like 'WorkerLostError:%')
             order by outbox.next_attempt_at, outbox.id
             limit p_limit - cardinality(v_chosen)
             for update skip locked

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from spectral.core.events.envelope import CONTEXT_PATTERN, EVENT_TYPE_PATTERN, MAX_NAME_LENGTH
 from spectral.core.events.failure import ConfigurationError, UndecodablePayloadError
+from spectral.core.events.payload import decode_payload, has_long_number
 from spectral.core.events.retry import DEFAULT_RETRY_POLICY, RetryPolicy
 from spectral.core.events.signature import Signature, Source, name_of, read_signature
 
@@ -98,6 +99,9 @@ class Handler:
         model = self.signature.model
         assert model is not None  # noqa: S101  read_signature gives every payload parameter its model
         try:
+            if has_long_number(delivery.payload):
+                # Read as JSON, a number beyond every float would come out as infinity.
+                return model.model_validate(decode_payload(delivery.payload))
             return model.model_validate_json(delivery.payload)
         except ValidationError:
             raise

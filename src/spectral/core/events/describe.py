@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAX_ERROR_BYTES: Final = 4_000
 _MAX_SHOWN_ERRORS: Final = 5
+_MAX_SHOWN_DEPTH: Final = 3
 _BAD_DATA: Final = "22"
 
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
@@ -34,27 +35,31 @@ _SECRETS: Final = (
 def describe(error: BaseException, handler_name: str | None = None) -> str:
     """The error in one line, fit to be kept and shown; never raises."""
     where = f"{handler_name}: " if handler_name else ""
-    return _cut(f"{type(error).__name__}: {where}{_message(error)}")
+    return _cut(f"{_name(error)}: {where}{_message(error)}")
 
 
 def describe_many(failures: Iterable[tuple[str, BaseException]]) -> str:
     """The first of several handlers' errors, and who else failed with what."""
     (name, first), *others = failures
-    more = ", ".join(f"{other} {type(error).__name__}" for other, error in others)
+    more = ", ".join(f"{other} {_name(error)}" for other, error in others)
     return describe(first, name) if not more else _cut(f"{describe(first, name)[:3000]} (also: {more})")
 
 
-def _message(error: BaseException) -> str:
+def _name(error: BaseException) -> str:
+    return _clean(type(error).__name__)
+
+
+def _message(error: BaseException, depth: int = 0) -> str:
     try:
         if isinstance(error, ValidationError):
             return _clean(_validation(error))
         if isinstance(error, BaseExceptionGroup):
-            return _clean(_group(cast("BaseExceptionGroup[BaseException]", error)))
+            return _clean(_group(cast("BaseExceptionGroup[BaseException]", error), depth))
         if sqlstate_of(error) is not None:
             return _clean(_database(error))
         return _clean(str(error))
-    except Exception as broken:  # noqa: BLE001  an error whose __str__ raises must not keep its row from settling
-        return f"(its message cannot be read: {type(broken).__name__})"
+    except BaseException as broken:  # noqa: BLE001  an error whose __str__ raises must not keep its row from settling
+        return f"(its message cannot be read: {_name(broken)})"
 
 
 def _validation(error: ValidationError) -> str:
@@ -68,8 +73,10 @@ def _validation(error: ValidationError) -> str:
     return f"{error.error_count()} of {error.title}: {shown}{more}"
 
 
-def _group(error: BaseExceptionGroup[BaseException]) -> str:
-    members = "; ".join(f"{type(each).__name__}: {_message(each)}" for each in error.exceptions[:_MAX_SHOWN_ERRORS])
+def _group(error: BaseExceptionGroup[BaseException], depth: int) -> str:
+    if depth >= _MAX_SHOWN_DEPTH:
+        return f"{error.message} [...]"
+    members = "; ".join(f"{_name(each)}: {_message(each, depth + 1)}" for each in error.exceptions[:_MAX_SHOWN_ERRORS])
     return f"{error.message} [{members}]"
 
 

@@ -43,7 +43,6 @@ class Delivery:
     channel: str
     generation: int
     attempts: int
-    created_at: datetime
     due_at: datetime
     suspect: bool
     handled: frozenset[str]

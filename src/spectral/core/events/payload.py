@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from decimal import Decimal
 from typing import Any, Final, TypeAlias, cast
 
@@ -26,6 +27,7 @@ _MAX_FLOAT_EXPANSION: Final = 64
 """Postgres prints `1e308`, five characters, as 309."""
 
 _SHOWN_STEPS: Final = 8
+_LONG_NUMBER: Final = re.compile(r"\d{309}")
 
 # The default separators are the ones jsonb prints with.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -84,6 +86,11 @@ def decode_payload(text: str) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise UndecodablePayloadError(f"the payload is a JSON {type(payload).__name__}, not an object")
     return cast("dict[str, Any]", payload)
+
+
+def has_long_number(text: str) -> bool:
+    """Whether there may be a number in it that no float can hold."""
+    return _LONG_NUMBER.search(text) is not None
 
 
 def _is_plainly_fine(payload: dict[str, Any], text: str, size: int) -> bool:

@@ -98,13 +98,21 @@ def sqlstate_of(error: BaseException) -> str | None:
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         for attribute in ("sqlstate", "pgcode"):
-            state = getattr(link, attribute, None)
+            state = _attribute(link, attribute)
             if isinstance(state, str) and len(state) == 5:  # noqa: PLR2004  an SQLSTATE has five characters
                 return state
         # SQLAlchemy keeps the driver's error in `orig`, Django in the cause.
-        wrapped = getattr(link, "orig", None)
+        wrapped = _attribute(link, "orig")
         link = wrapped if isinstance(wrapped, BaseException) else (link.__cause__ if _is_database_error(link) else None)
     return None
+
+
+def _attribute(error: BaseException, name: str) -> object:
+    """What an error says of itself; an error that cannot be asked says nothing."""
+    try:
+        return getattr(error, name, None)
+    except Exception:  # noqa: BLE001  errors may answer for any attribute, and fail at it
+        return None
 
 
 def classify(error: BaseException, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> Verdict:
@@ -116,8 +124,12 @@ def classify(error: BaseException, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -
 def _members(error: BaseException, policy: RetryPolicy) -> Iterator[BaseException]:
     """The errors in a group of groups, or the error itself; a group that is named terminal is not looked into."""
     waiting = [error]
+    seen: set[int] = set()  # groups may share members, level for level
     while waiting:
         each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
         if isinstance(each, BaseExceptionGroup) and not isinstance(each, policy.terminal_errors):
             waiting.extend(cast("BaseExceptionGroup[BaseException]", each).exceptions)
         else:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.probe import LoopBlocked
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _BEAT: Final = 0.5
 _TELL_AFTER: Final = 5.0
+_END_WITHIN: Final = 15.0
 
 
 class Aside:
@@ -58,25 +61,28 @@ class Aside:
         self._started.wait(timeout=5)
         if self._stop is not None:
             self._stop()
-        # The thread is a daemon: one that does not end in time does not keep the process.
-        await asyncio.to_thread(self._thread.join, 15)
+        # Not joined in the executor, which handlers may have filled. The thread is a daemon: one that does not end in
+        # time does not keep the process.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_WITHIN):
+                await self._ended.wait()
 
     def _main(self) -> None:
         try:
             with asyncio.Runner() as runner:
                 runner.run(self._supervise())
         except BaseException as error:  # noqa: BLE001  whatever it is, the worker has to know
-            self._report(error)
+            self._tell_home(partial(self._fail, error))
+        finally:
+            self._tell_home(self._ended.set)
 
-    def _report(self, error: BaseException) -> None:
-        def deliver() -> None:
-            if not self.failed.done():
-                self.failed.set_exception(error)
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
 
-        try:
-            self._home.call_soon_threadsafe(deliver)
-        except RuntimeError:
-            return  # the worker's loop has ended before
+    def _tell_home(self, what: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the worker's loop has ended before
+            self._home.call_soon_threadsafe(what)
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()

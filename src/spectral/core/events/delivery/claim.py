@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -56,6 +55,7 @@ class ClaimLoop:
         self._ways = ways
         self._started = started
         self._wake = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._stopping = False
         self._until: Until = "stopped"
         self._calming: Line | None = None  # where a dangerous row waits for this process to hold nothing
@@ -64,6 +64,7 @@ class ClaimLoop:
         self._more = False
         self._has_claimed = False  # since it woke, without having looked ahead
         self._proves_empty = False
+        self._full: tuple[Line, ...] = ()
         self._due_at = math.inf
         self._expected_at = math.inf
         self._look_ahead_at = 0.0
@@ -87,6 +88,7 @@ class ClaimLoop:
     def stop(self) -> None:
         """Claim no more; a claim that is under way is brought to its end."""
         self._stopping = True
+        self._stopped.set()
         self._wake.set()
 
     async def run(self, until: Until = "stopped") -> None:
@@ -100,13 +102,14 @@ class ClaimLoop:
                 except SubstrateLostError as lost:
                     pause = self._backoff.next()
                     self._desk.probe.tell(SubstrateLost("claim", describe(lost), pause))
-                    await self._sleep(pause.total_seconds())
+                    # Whatever wakes it meanwhile has to wait too: the database cannot be claimed from.
+                    await _wait(self._stopped, pause.total_seconds())
                     continue
                 self._backoff.reset()
                 if self._is_done():
                     return
                 if not self._more:
-                    await self._sleep(self._pause())
+                    await _wait(self._wake, self._pause())
         finally:
             await self._claims.close()
 
@@ -122,9 +125,8 @@ class ClaimLoop:
         The first one after waking only claims, so that nothing delays what woke it. Nobody goes to sleep but after one
         that has also looked ahead.
         """
-        asks = self._asks()
-        now = asyncio.get_running_loop().time()
-        looks_ahead = self._has_claimed or now >= self._look_ahead_at
+        looks_ahead = self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
+        asks = self._asks(looks_ahead=looks_ahead)
         self._proves_empty = looks_ahead and not self._desk.held() and len(asks) == len(self._desk.routes.lines)
         self._has_claimed = False
         self._expected_at = math.inf  # whatever is expected by now is in the database, and the timer will tell
@@ -136,20 +138,16 @@ class ClaimLoop:
         reached("claim.after")
         self._started.set()
         await self._hand_on(asks, answers)
-        if _is_full(asks, answers):
+        self._full = _full(asks, answers)
+        if self._full:
             return True
         self._has_claimed = not looks_ahead
         return self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
 
     async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
-        try:
-            if not looks_ahead:
-                return await self._claims.claim(asks)
-            outlook, answers = await self._claims.look_ahead_and_claim(asks)
-        except SubstrateLostError:
-            # It may have been done all the same, and nobody knows the tokens.
-            self._desk.claim_lost_at = time.monotonic()
-            raise
+        if not looks_ahead:
+            return await self._claims.claim(asks)
+        outlook, answers = await self._claims.look_ahead_and_claim(asks)
         now = asyncio.get_running_loop().time()
         # A call splits so many broadcasts and no more: where there were some, there may be others.
         self._look_ahead_at = now if outlook.fanned_out else now + _LOOK_AHEAD_EVERY
@@ -158,7 +156,11 @@ class ClaimLoop:
             self._desk.probe.tell(note)
         return answers
 
-    def _asks(self) -> list[tuple[Line, ClaimAsk]]:
+    def _lines(self, *, looks_ahead: bool) -> tuple[Line, ...]:
+        """While some lines come back full, the others are asked less often: to find nothing costs as well."""
+        return self._full if self._full and not looks_ahead else self._desk.routes.lines
+
+    def _asks(self, *, looks_ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
         self._without_room = False
         if not self._ways.is_alive():
@@ -169,7 +171,7 @@ class ClaimLoop:
             return [] if self._desk.held() else [(line, ask)]
         asks: list[tuple[Line, ClaimAsk]] = []
         for transactional in (True, False):
-            lines = [line for line in self._desk.routes.lines if line.transactional is transactional]
+            lines = [line for line in self._lines(looks_ahead=looks_ahead) if line.transactional is transactional]
             room = self._room[transactional] - self._desk.held(transactional=transactional)
             # Not for every single row that ends: claims are cheaper by the handful.
             if room < max(1, self._room[transactional] // 4):
@@ -223,7 +225,7 @@ class ClaimLoop:
         self._hand_to(line, [delivery])
         while self._desk.held() and not self._stopping:
             self._wake.clear()
-            await self._sleep(1)
+            await _wait(self._wake, 1)
         self._quarantine = False
 
     def _pause(self) -> float:
@@ -233,17 +235,20 @@ class ClaimLoop:
         due_at = min(self._due_at, self._expected_at)
         return max(0.0, min(poll, due_at - asyncio.get_running_loop().time() + 0.001))
 
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """For the event, but no longer than this."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
-def _is_full(asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> bool:
-    """Whether there may be more where this came from; a suspect comes alone, however many wait behind it."""
-    return any(
-        len(deliveries) >= ask.limit or any(delivery.suspect for delivery in deliveries)
-        for (_, ask), deliveries in zip(asks, answers, strict=True)
+def _full(asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> tuple[Line, ...]:
+    """Where there may be more; a suspect comes alone, however many wait behind it."""
+    return tuple(
+        line
+        for (line, ask), deliveries in zip(asks, answers, strict=True)
+        if len(deliveries) >= ask.limit or any(delivery.suspect for delivery in deliveries)
     )

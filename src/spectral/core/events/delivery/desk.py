@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
@@ -42,11 +42,15 @@ class _Entry:
     delivery: Delivery
     transactional: bool
     started: float | None = None
+    running: bool = False
     cancel: Callable[[], object] | None = None
     alone: bool = False
     lost: bool = False
     disconnections: int = 0
     done: tuple[str, ...] = ()
+
+
+_MAX_GIVEN_UP: Final = 1_000
 
 
 def _ignore(*_: object) -> None:
@@ -56,9 +60,8 @@ def _ignore(*_: object) -> None:
 class Desk:
     """The state of one worker.
 
-    `stopping` says that no handler is to be begun any more; `claim_lost_at` when a claim was sent and not answered;
-    `quiet` is set while nothing is held; `on_change` is called when a row is no longer held, `on_due_again` when one
-    will fall due after a while.
+    `stopping` says that no handler is to be begun any more; `quiet` is set while nothing is held; `on_change` is called
+    when a row is no longer held, `on_due_again` when one will fall due after a while.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Desk:
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.stopping = False
-        self.claim_lost_at: float | None = None
+        self._given_up: set[Lease] = set()
         self._held = {True: 0, False: 0}
         self._logger_for = logger_for
         # By lease, not by row: a worker may be given a row again while it still works on a claim it has lost.
@@ -95,20 +98,32 @@ class Desk:
         return sum(self._held.values()) if transactional is None else self._held[transactional]
 
     def running(self) -> int:
-        """How many of them a handler has begun."""
+        """In how many of them a handler runs."""
         with self._lock:
-            return sum(entry.started is not None for entry in self._entries.values())
+            return sum(entry.running for entry in self._entries.values())
 
     def leases(self) -> list[Lease]:
         """What has to be renewed."""
         with self._lock:
             return list(self._entries)
 
+    def known(self) -> list[Lease]:
+        """The leases this worker knows of: what it holds, and what it could not settle and leaves to the reaper."""
+        return [*self.leases(), *self._given_up]
+
+    def give_up(self, delivery: Delivery) -> None:
+        """Its outcome cannot be written: hold it no longer, and let its lease run out."""
+        if len(self._given_up) >= _MAX_GIVEN_UP:
+            self._given_up.clear()
+        self._given_up.add(delivery.lease)
+        self.forget(delivery)
+
     def begin(self, delivery: Delivery, cancel: Callable[[], object] | None = None) -> None:
         """A handler starts on it; `cancel` ends it when its lease is lost."""
         entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.started = time.monotonic()
+            entry.running = True
             entry.cancel = cancel
 
     def isolate(self, delivery: Delivery) -> None:
@@ -116,6 +131,7 @@ class Desk:
         entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.alone = True
+            entry.running = False
 
     def count_disconnection(self, delivery: Delivery) -> int:
         """The connection was lost under its handler or its commit; answers how often by now."""
@@ -161,6 +177,8 @@ class Desk:
     def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
         """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""
         entry = self._entries.get(delivery.lease)
+        if entry is not None:
+            entry.running = False
         return Conclusion(delivery, outcome, () if entry is None else entry.done, tuple(ran))
 
     def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:

@@ -49,7 +49,8 @@ async def execute(handler: Handler, call: Callable[[], Awaitable[None]], patienc
         await asyncio.wait({task}, timeout=min(patience, _PATIENCE_AT_THE_END).total_seconds())
         raise
     if done:
-        return Execution(task.result())
+        # A handler that cancels its own task and returns has failed like any other.
+        return Execution(asyncio.CancelledError() if task.cancelled() else task.result())
     task.cancel()
     done, _ = await asyncio.wait({task}, timeout=patience.total_seconds())
     seconds = handler.timeout.total_seconds()
@@ -85,7 +86,14 @@ def conclude(
     delays = [
         handler.retry.delay(delivery.attempts, random())
         for handler, failure in failures
-        # A cancellation that nobody asked for is a failure like any other.
-        if classify(failure, handler.retry) is not Verdict.TERMINAL and handler.retry.allows_another(delivery.attempts)
+        if _may_pass(failure, handler) and handler.retry.allows_another(delivery.attempts)
     ]
     return Retry(error, max(delays)) if delays else DeadLetter(error)
+
+
+def _may_pass(failure: BaseException, handler: Handler) -> bool:
+    """Whether it is worth another attempt. A cancellation that nobody asked for is a failure like any other."""
+    try:
+        return classify(failure, handler.retry) is not Verdict.TERMINAL
+    except Exception:  # noqa: BLE001  an error that cannot even be looked at is still only its own row's failure
+        return True

@@ -81,6 +81,7 @@ class KeepLoop:
         reap_at = time.monotonic() + self._times.grace.total_seconds()
         renew_every = self._times.lease.total_seconds() / _RENEWALS_PER_LEASE
         renew_at = time.monotonic() + renew_every
+        unknown_at = time.monotonic() + 2 * self._times.answer.total_seconds()
         unhandled_at = time.monotonic() + min(_UNHANDLED_EVERY, self._times.unhandled_after.total_seconds())
         while True:
             await asyncio.sleep(min(self._times.reap.total_seconds(), renew_every))
@@ -88,7 +89,9 @@ class KeepLoop:
             if now >= renew_at:
                 await self._renew()
                 renew_at = now + renew_every
-            await self._release_unknown()
+            if now >= unknown_at:
+                await self._release_unknown()
+                unknown_at = now + 2 * self._times.answer.total_seconds()
             if now >= reap_at:
                 await self._reap()
                 reap_at = now + self._times.reap.total_seconds()
@@ -115,16 +118,10 @@ class KeepLoop:
 
     async def _release_unknown(self) -> None:
         """A claim whose answer was lost may stand: give back what this worker has claimed and does not know of."""
-        lost_at, patience = self._desk.claim_lost_at, 2 * self._times.answer
-        if lost_at is None or time.monotonic() - lost_at < patience.total_seconds():
-            return
         # Older than any claim that is still on its way to the desk.
-        await self._keeper.release_unknown(self._desk.leases(), patience)
-        if self._desk.claim_lost_at == lost_at:
-            self._desk.claim_lost_at = None
+        await self._keeper.release_unknown(self._desk.known(), 2 * self._times.answer)
 
     async def _fail_unhandled(self) -> None:
         for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
-            note = await self._keeper.fail_unhandled(context)
-            if note is not None:
+            while note := await self._keeper.fail_unhandled(context):
                 self._desk.probe.tell(note)

@@ -9,6 +9,7 @@ one stands alone.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,8 +26,6 @@ from spectral.core.events.probe import HandlerRanAway, SubstrateLost
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
-    from collections import deque
-
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.backlog import Backlog
     from spectral.core.events.delivery.desk import Desk
@@ -76,6 +75,7 @@ class LaneLoop:
 
     async def run(self) -> None:
         """Run until the worker stops; what was begun when it is cancelled is given back."""
+        rows: deque[Delivery] = deque()
         try:
             while not self._desk.stopping:
                 rows = await self._backlog.take(self._desk.settings.batch)
@@ -83,42 +83,51 @@ class LaneLoop:
                     await self._group(rows)
                     self._backoff.reset()
                 except SubstrateLostError as lost:
-                    self._backlog.put_back(rows)
-                    rows.clear()
+                    self._put_back(rows)
                     await self._pause(lost)
-                self._backlog.put_back(rows)
+                self._put_back(rows)
         finally:
+            self._desk.release(rows)
             await self._lane.drop()
+
+    def _put_back(self, rows: deque[Delivery]) -> None:
+        self._backlog.put_back(rows)
+        rows.clear()
 
     async def _pause(self, lost: SubstrateLostError) -> None:
         pause = self._backoff.next()
         self._desk.probe.tell(SubstrateLost("run handlers", describe(lost), pause))
-        await asyncio.sleep(pause.total_seconds())
+        await self._backlog.closed(within=pause)
 
     async def _group(self, rows: deque[Delivery]) -> None:
-        """Run rows from the left until the commit is due; those that are not through are in `rows` again."""
+        """Run rows from the left until the commit is due; those that are not through are in `rows` again.
+
+        Wherever it is interrupted, each row is first put where it belongs; what takes time comes after that.
+        """
         group = _Group()
         current: list[Delivery] = []
         try:
             await self._fill(group, rows, current)
             await self._commit(group)
+        except _RunAloneError:
+            self._desk.isolate(current[0])
+            rows.extendleft(reversed([*group.deliveries(), *current]))
+            await self._lane.abandon()
         except _VoidedError as voided:
-            await self._lane.drop()
             (guilty,) = current
             outcome = conclude(guilty, [(voided.handler, voided.error)], self._desk.random)
             self._desk.conclude(guilty, outcome, [voided.handler.name])
             rows.extendleft(reversed(group.deliveries()))
-        except CommitRefusedError as refusal:
-            await self._lane.abandon()
-            self._divide(group, rows, refusal)
-        except SubstrateLostError as lost:
             await self._lane.drop()
+        except CommitRefusedError as refusal:
+            self._divide(group, rows, refusal)
+            await self._lane.abandon()
+        except SubstrateLostError as lost:
             self._backlog.put(self._suspected(group, current, lost))
+            await self._lane.drop()
             raise
         except asyncio.CancelledError:
-            await self._lane.drop()
-            self._desk.release([*group.deliveries(), *current, *rows])
-            rows.clear()
+            rows.extendleft(reversed([*group.deliveries(), *current]))
             raise
 
     def _suspected(self, group: _Group, current: list[Delivery], lost: SubstrateLostError) -> list[Delivery]:
@@ -145,12 +154,7 @@ class LaneLoop:
             if solitary and group.conclusions:
                 return
             current[:] = [rows.popleft()]
-            try:
-                await self._deliver(current[0], group)
-            except _RunAloneError:
-                self._desk.isolate(current[0])
-                rows.appendleft(current.pop())
-                return
+            await self._deliver(current[0], group)
             current.clear()
             if solitary:
                 return

@@ -60,6 +60,7 @@ class Listener:
         self._connections = connections
         self._desk = desk
         self._state = State.STARTING
+        self._has_run = False
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._grace = desk.settings.times.stop
@@ -77,8 +78,9 @@ class Listener:
         Raises:
             ConfigurationError: the worker does not fit this database; nothing was started.
         """
-        if self._state is not State.STARTING:
+        if self._has_run:
             raise ConfigurationError("a worker runs once; make another one")
+        self._has_run = True
         try:
             if await self._subscribe():
                 await self._deliver(until)
@@ -114,7 +116,8 @@ class Listener:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        if not self._stop.is_set():  # leaving the block is not insisting
+            self.stop()
         group, self._group = self._group, None
         if group is not None:
             # Not the block's error: the group would cancel the worker instead of letting it stop in good order.
@@ -220,9 +223,7 @@ class Listener:
                 settle_task = group.create_task(settle.run(), name="spectral-settle")
                 lane_count = settings.lanes if any(line.transactional for line in desk.routes.lines) else 0
                 lanes = [
-                    group.create_task(
-                        LaneLoop(self._connections.lane(), desk, backlog, limits).run(), name=f"spectral-lane-{number}"
-                    )
+                    group.create_task(self._run_lane(backlog, limits), name=f"spectral-lane-{number}")
                     for number in range(lane_count)
                 ]
                 self._state = State.IDLE
@@ -236,9 +237,9 @@ class Listener:
                 await asyncio.wait({claim_task}, timeout=settings.times.answer.total_seconds())
                 claim_task.cancel()
                 reached("release.before")
-                desk.release(backlog.clear())
+                desk.release(backlog.close())
                 plain.release_waiting()
-                await self._finish_running()
+                await self._finish_running(lambda: plain.is_running or not all(lane.done() for lane in lanes))
                 for lane in lanes:
                     lane.cancel()
                 plain.cancel()
@@ -248,6 +249,17 @@ class Listener:
                 await self._write_what_is_left()
                 settle_task.cancel()
                 aside_task.cancel()
+
+    async def _run_lane(self, backlog: Backlog, limits: dict[str, asyncio.Semaphore]) -> None:
+        lane = LaneLoop(self._connections.lane(), self._desk, backlog, limits)
+        try:
+            await lane.run()
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                # A group of tasks takes a cancelled one for stopped, and nobody would miss the lane.
+                raise RuntimeError("a lane was cancelled from within") from cancelled
+            raise
 
     def _is_alive(self) -> bool:
         hear, keep = self._hear, self._keep
@@ -270,10 +282,10 @@ class Listener:
         await asyncio.wait({claim_task})
         await self._desk.quiet.wait()
 
-    async def _finish_running(self) -> None:
+    async def _finish_running(self, is_running: Callable[[], bool]) -> None:
         """Until no handler runs, the grace is over, or somebody insists."""
         deadline = asyncio.get_running_loop().time() + self._grace.total_seconds()
-        while self._desk.running() and not self._force.is_set():
+        while is_running() and not self._force.is_set():
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 return

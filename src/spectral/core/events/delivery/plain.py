@@ -37,6 +37,11 @@ class PlainRunner:
             self._waiting.add(task)
             task.add_done_callback(partial(self._ended, delivery))
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a handler runs."""
+        return bool(self._running)
+
     def release_waiting(self) -> None:
         """Give back what no handler has begun."""
         for task in self._waiting - self._running:
@@ -77,12 +82,13 @@ class PlainRunner:
             # The worker stops, or the lease is lost: the settlement, which is fenced, tells which.
             self._desk.conclude(delivery, Released(), ran)
             return
+        finally:
+            self._running.discard(_this_task())
         outcome = conclude(delivery, failures, self._desk.random) if handlers else AlreadyHandled()
         self._desk.conclude(delivery, outcome, ran)
 
     def _begin(self, delivery: Delivery) -> None:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  it is one
+        task = _this_task()
         self._running.add(task)
         self._desk.begin(delivery, task.cancel)
 
@@ -92,3 +98,9 @@ class PlainRunner:
         if execution.ran_away:
             self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
         return execution.error
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  it is one
+    return task

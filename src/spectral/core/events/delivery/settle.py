@@ -87,5 +87,5 @@ class SettleLoop:
             asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put_nowait, conclusion)
             return
         self._refused.pop(row_id, None)
-        self._desk.forget(conclusion.delivery)
+        self._desk.give_up(conclusion.delivery)
         self._desk.probe.tell(SettleGivenUp(conclusion.delivery, describe(refusal.__cause__ or refusal)))

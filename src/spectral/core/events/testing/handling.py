@@ -141,7 +141,6 @@ class _Run:
             channel=channel_for(self.generation),
             generation=self.generation,
             attempts=self.attempt,
-            created_at=now,
             due_at=now,
             suspect=False,
             handled=frozenset(),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _CLAIM: Final = sql.SQL(
     "select id, claim_token, event_id, event_type, event_version, occurred_at, source, target, workspace_id, payload,"
-    " idempotency_key, trace_context, content_class, channel, generation, attempts, created_at, due_at, suspect,"
+    " idempotency_key, trace_context, content_class, channel, generation, attempts, due_at, suspect,"
     " handled from core.outbox_claim({}, {}, {}::bigint[], {}::text[], {}::text[], {}, null, {}::text[])"
 )
 _FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
@@ -118,7 +118,6 @@ def _delivery(row: tuple[Any, ...]) -> Delivery:
         "channel",
         "generation",
         "attempts",
-        "created_at",
         "due_at",
     )
     return Delivery(

@@ -38,6 +38,7 @@ _SAVEPOINT: Final = sql.SQL("savepoint {}")
 _RELEASE: Final = sql.SQL("release savepoint {}")
 _ROLL_BACK: Final = sql.SQL("rollback to savepoint {}")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
+_FAILED_TRANSACTION: Final = "25P02"  # by somebody who has kept the connection
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 
 
@@ -119,7 +120,7 @@ class PostgresLane:
         try:
             return await self._session.call(ask)
         except psycopg.Error as error:
-            if passes(error):
+            if passes(error) or error.sqlstate == _FAILED_TRANSACTION:
                 raise SubstrateLostError(describe(error)) from None
             if not is_contention(error):
                 raise
@@ -194,17 +195,26 @@ class PostgresLane:
 
     async def _start_from_idle(self) -> None:
         """A transaction that is open before a group is was begun by somebody who has kept the connection."""
+        if self._is_group_open:
+            self._require_own_connection()
+            return
         connection = self._connection
-        strange = connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE
-        if strange and not self._is_group_open:
+        if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
             await self.drop()
         self._is_group_open = True
+
+    def _require_own_connection(self) -> None:
+        """What a group has written is on the connection it began on: another one would settle what it never saw."""
+        if self._connection is None or self._connection.closed:
+            raise SubstrateLostError("the connection was lost in the middle of a group")
 
     def _end_transaction(self) -> None:
         if self._transaction is not None:
             self._transaction.end()
 
     async def _run(self, *script: sql.Composable) -> list[Rows]:
+        if self._is_group_open:
+            self._require_own_connection()
         return await self._session.call(lambda connection: run_script(connection, *script))
 
     def _open(self) -> psycopg.AsyncConnection[Any]:
