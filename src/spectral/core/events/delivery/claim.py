@@ -60,7 +60,7 @@ class ClaimLoop:
         self._until: Until = "stopped"
         self._calming: Line | None = None  # where a dangerous row waits for this process to hold nothing
         self._quarantine = False
-        self._without_room = False
+        self._refused: set[bool] = set()  # the kinds of rows there was no room for
         self._more = False
         self._has_claimed = False  # since it woke, without having looked ahead
         self._proves_empty = False
@@ -133,16 +133,17 @@ class ClaimLoop:
         if not asks:
             self._due_at = math.inf  # whatever falls due has to wait for the room
             return False
+        was_calming = self._calming is not None
         reached("claim.before")
         answers = await self._claim([ask for _, ask in asks], looks_ahead=looks_ahead)
         reached("claim.after")
         self._started.set()
         await self._hand_on(asks, answers)
         self._full = _full(asks, answers)
-        if self._full:
-            return True
-        self._has_claimed = not looks_ahead
-        return self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
+        self._has_claimed = not self._full and not looks_ahead
+        # Only a look ahead that finds nothing at all is a reason to sleep: a claim may leave a suspect behind.
+        found = any(answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
+        return found or self._has_claimed or was_calming
 
     async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
         if not looks_ahead:
@@ -162,7 +163,7 @@ class ClaimLoop:
 
     def _asks(self, *, looks_ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
-        self._without_room = False
+        self._refused.clear()
         if not self._ways.is_alive():
             return []
         if self._calming is not None:
@@ -172,19 +173,24 @@ class ClaimLoop:
         asks: list[tuple[Line, ClaimAsk]] = []
         for transactional in (True, False):
             lines = [line for line in self._lines(looks_ahead=looks_ahead) if line.transactional is transactional]
-            room = self._room[transactional] - self._desk.held(transactional=transactional)
-            # Not for every single row that ends: claims are cheaper by the handful.
-            if room < max(1, self._room[transactional] // 4):
-                self._without_room = True
+            if not self._has_room(transactional=transactional):
+                self._refused.add(transactional)
                 continue
+            room = self._room[transactional] - self._desk.held(transactional=transactional)
             limit = max(1, room // max(1, len(lines)))
             asks += [(line, ClaimAsk(line.context, line.event_types, line.handler_names, limit)) for line in lines]
         return asks
 
+    def _has_room(self, *, transactional: bool) -> bool:
+        """For a handful: claims are not made for every single row that ends."""
+        room = self._room[transactional]
+        return room - self._desk.held(transactional=transactional) >= max(1, room // 4)
+
     def _on_change(self) -> None:
         """A row is no longer held: wake if somebody waits for the room, the quiet or the end."""
         waits_for_quiet = self._quarantine or self._calming is not None or self._until == "drained"
-        if self._without_room or (waits_for_quiet and not self._desk.held()):
+        has_room = any(self._has_room(transactional=each) for each in self._refused)
+        if has_room or (waits_for_quiet and not self._desk.held()):
             self._wake.set()
 
     async def _hand_on(self, asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> None:

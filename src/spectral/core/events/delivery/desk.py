@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.outcome import Released, Retry
@@ -19,7 +20,6 @@ from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from datetime import timedelta
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.lease import Delivery, Lease
@@ -41,6 +41,7 @@ class LoggerFor(Protocol):
 class _Entry:
     delivery: Delivery
     transactional: bool
+    since: float
     started: float | None = None
     running: bool = False
     cancel: Callable[[], object] | None = None
@@ -89,7 +90,7 @@ class Desk:
     def hold(self, delivery: Delivery, *, transactional: bool) -> None:
         """A row was claimed."""
         with self._lock:
-            self._entries[delivery.lease] = _Entry(delivery, transactional)
+            self._entries[delivery.lease] = _Entry(delivery, transactional, time.monotonic())
         self._held[transactional] += 1
         self.quiet.clear()
 
@@ -102,10 +103,11 @@ class Desk:
         with self._lock:
             return sum(entry.running for entry in self._entries.values())
 
-    def leases(self) -> list[Lease]:
-        """What has to be renewed."""
+    def leases(self, held_for: timedelta = timedelta(0)) -> list[Lease]:
+        """What has been held for as long as this at least."""
+        before = time.monotonic() - held_for.total_seconds()
         with self._lock:
-            return list(self._entries)
+            return [lease for lease, entry in self._entries.items() if entry.since <= before]
 
     def known(self) -> list[Lease]:
         """The leases this worker knows of: what it holds, and what it could not settle and leaves to the reaper."""

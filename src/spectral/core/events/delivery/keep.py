@@ -18,7 +18,7 @@ from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.probe import SubstrateLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Awaitable, Callable, Collection
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
@@ -77,30 +77,30 @@ class KeepLoop:
             await self._keeper.close()
 
     async def _keep(self) -> None:
+        """Do each thing when its time comes."""
+        times = self._times
+        # Well within the grace: a worker that is out of sight for a moment keeps what it renewed before.
+        renew = min(times.grace, times.lease / _RENEWALS_PER_LEASE).total_seconds() / 2
+        unhandled = min(_UNHANDLED_EVERY, times.unhandled_after.total_seconds())
+        chores: dict[Callable[[], Awaitable[None]], float] = {
+            self._renew: renew,
+            self._reap: times.reap.total_seconds(),
+            self._release_unknown: 2 * times.answer.total_seconds(),
+            self._fail_unhandled: unhandled,
+        }
+        due = {chore: time.monotonic() + every for chore, every in chores.items()}
         # Everybody who has just lost the same server gets the time to show that they live.
-        reap_at = time.monotonic() + self._times.grace.total_seconds()
-        renew_every = self._times.lease.total_seconds() / _RENEWALS_PER_LEASE
-        renew_at = time.monotonic() + renew_every
-        unknown_at = time.monotonic() + 2 * self._times.answer.total_seconds()
-        unhandled_at = time.monotonic() + min(_UNHANDLED_EVERY, self._times.unhandled_after.total_seconds())
+        due[self._reap] = time.monotonic() + times.grace.total_seconds()
         while True:
-            await asyncio.sleep(min(self._times.reap.total_seconds(), renew_every))
-            now = time.monotonic()
-            if now >= renew_at:
-                await self._renew()
-                renew_at = now + renew_every
-            if now >= unknown_at:
-                await self._release_unknown()
-                unknown_at = now + 2 * self._times.answer.total_seconds()
-            if now >= reap_at:
-                await self._reap()
-                reap_at = now + self._times.reap.total_seconds()
-            if now >= unhandled_at:
-                await self._fail_unhandled()
-                unhandled_at = now + min(_UNHANDLED_EVERY, self._times.unhandled_after.total_seconds())
+            await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
+            for chore, every in chores.items():
+                if time.monotonic() >= due[chore]:
+                    await chore()
+                    due[chore] = time.monotonic() + every
 
     async def _renew(self) -> None:
-        leases = self._desk.leases()
+        """Nothing that was claimed a moment ago: most rows are settled before their first renewal."""
+        leases = self._desk.leases(held_for=self._times.grace / 4)
         if not leases or not self.may_renew():
             return
         reached("renew.before")

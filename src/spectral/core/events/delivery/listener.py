@@ -229,7 +229,7 @@ class Listener:
                 self._state = State.IDLE
                 self._desk.probe.tell(Started(settings.name, settings.generation, desk.routes.contexts))
                 claim_task = group.create_task(claim.run(until), name="spectral-claim")
-                await self._wait_for_the_end(claim_task)
+                cancelled = await self._wait_for_the_end(claim_task, [aside_task, settle_task, *lanes])
                 self._state = State.DRAINING
                 desk.stopping = True
                 desk.probe.tell(Stopping(desk.held(), self._grace))
@@ -249,6 +249,8 @@ class Listener:
                 await self._write_what_is_left()
                 settle_task.cancel()
                 aside_task.cancel()
+                if cancelled is not None:
+                    raise cancelled
 
     async def _run_lane(self, backlog: Backlog, limits: dict[str, asyncio.Semaphore]) -> None:
         lane = LaneLoop(self._connections.lane(), self._desk, backlog, limits)
@@ -268,15 +270,26 @@ class Listener:
     def _is_deaf(self) -> bool:
         return self._hear is None or not self._hear.is_open
 
-    async def _wait_for_the_end(self, claim_task: asyncio.Task[None]) -> None:
-        """Until somebody stops the worker, or the claim loop has nothing left to do and nothing is held any more."""
+    async def _wait_for_the_end(
+        self, claim_task: asyncio.Task[None], others: list[asyncio.Task[None]]
+    ) -> asyncio.CancelledError | None:
+        """Until somebody stops the worker, or the claim loop has nothing left to do and nothing is held any more.
+
+        Who cancels the worker wants it to end at once, but in good order; answers the cancellation, to be raised then.
+        """
         stop = asyncio.ensure_future(self._stop.wait())
         quiet = asyncio.ensure_future(self._quiet_after(claim_task))
         try:
             await asyncio.wait({stop, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as cancelled:
+            if any(task.done() for task in (claim_task, *others)):
+                raise  # a part of the worker has died
+            self._force.set()
+            return cancelled
         finally:
             stop.cancel()
             quiet.cancel()
+        return None
 
     async def _quiet_after(self, claim_task: asyncio.Task[None]) -> None:
         await asyncio.wait({claim_task})

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from spectral.core.events.settings import WorkerSettings
 
 _RESET: Final = sql.SQL("reset all")
+_UNLOCK: Final = sql.SQL("select pg_advisory_unlock_all()")
 _SAVEPOINT: Final = sql.SQL("savepoint {}")
 _RELEASE: Final = sql.SQL("release savepoint {}")
 _ROLL_BACK: Final = sql.SQL("rollback to savepoint {}")
@@ -107,8 +108,9 @@ class PostgresLane:
             await self._note_role(connection)
             *_, ((verdict,),) = await run_script(
                 connection,
-                # Every handler starts from the same settings, whatever the one before it has set.
+                # Every handler starts from the same settings and no locks, whatever the one before it has left.
                 _RESET,
+                _UNLOCK,
                 self._session.apply_settings,
                 _SAVEPOINT.format(self._savepoint),
                 begin([delivery.lease], [handler_name]),
@@ -161,7 +163,7 @@ class PostgresLane:
             raise GroupVoidError("the transaction has ended")
 
         try:
-            await self._run(_ROLL_BACK.format(self._savepoint), _RELEASE.format(self._savepoint))
+            await self._run(_ROLL_BACK.format(self._savepoint), _RELEASE.format(self._savepoint), _UNLOCK)
         except psycopg.Error as error:
             raise GroupVoidError(f"the transaction cannot be taken back ({error.sqlstate})") from None
 
