@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack, overl
 
 from spectral.core.events.consumer import Consumer
 from spectral.core.events.delivery.desk import Desk
-from spectral.core.events.delivery.listener import Connections, Listener
+from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.envelope import EventEnvelope  # noqa: TC001  read from the annotation of a handler
 from spectral.core.events.failure import ConfigurationError
@@ -27,6 +27,7 @@ from spectral.core.events.settings import DatabaseSettings, PublishSettings, Wor
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
+    from spectral.core.events.delivery.shift import Connections
     from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
     from spectral.core.events.probe import Probe
     from spectral.core.events.protocols import EventHandler

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.channels import DEFAULT_CHANNEL, MAX_GENERATION, channel_for
+from spectral.core.events.channels import DEFAULT_CHANNEL, MAX_GENERATION, PROCESSING_CLASS_PATTERN, channel_for
 from spectral.core.events.envelope import CONTEXT_PATTERN, DEFAULT_CONTEXTS
 from spectral.core.events.failure import ConfigurationError
 
@@ -21,6 +21,7 @@ CLASSES_VARIABLE: Final = "SPECTRAL_CLASSES"
 DIRECT_VARIABLE: Final = "SPECTRAL_DIRECT_URL"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
+_MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "stop", "patience", "degraded_after"})
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
@@ -69,7 +70,7 @@ def parse_contexts(text: str | None) -> frozenset[str]:
     return frozenset(name.strip() for name in (text or "").split(",") if name.strip()) or DEFAULT_CONTEXTS
 
 
-def parse_generation(text: str | None) -> int:
+def parse_generation(text: str | None, variable: str = GENERATION_VARIABLE) -> int:
     """The deployment generation from its variable.
 
     Raises:
@@ -85,8 +86,8 @@ def parse_generation(text: str | None) -> int:
     digits = cleaned.isascii() and cleaned.isdigit() and len(cleaned) <= _MAX_GENERATION_DIGITS
     if not digits or int(cleaned) > MAX_GENERATION:
         raise ConfigurationError(
-            f"{GENERATION_VARIABLE}={cleaned[:40]!r} is not a generation: "
-            f"set it to a whole number between 0 and {MAX_GENERATION}, such as {GENERATION_VARIABLE}=1"
+            f"{variable}={cleaned[:40]!r} is not a generation: "
+            f"set it to a whole number between 0 and {MAX_GENERATION}, such as {variable}=1"
         )
     return int(cleaned)
 
@@ -121,9 +122,12 @@ class WorkerTimes:
     patience: timedelta = timedelta(seconds=10)
 
     def __post_init__(self) -> None:
-        wrong = [name for name in self.__slots__ if getattr(self, name) < timedelta(0)]
-        if wrong:
-            raise ConfigurationError(f"times cannot be negative: {wrong}")
+        for name in self.__slots__:
+            given: object = getattr(self, name)
+            if not isinstance(given, timedelta) or given < timedelta(0):
+                raise ConfigurationError(f"{name} must be a timedelta that is not negative, not {given!r}")
+            if not given and name not in _MAY_BE_NOTHING:
+                raise ConfigurationError(f"{name} must be longer than nothing: the worker would not come to rest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +159,13 @@ class WorkerSettings:
         PublishSettings(generation=self.generation, contexts=self.contexts)  # the same rules, the same words
         for generation in self.accept_generations:
             PublishSettings(generation=generation)
-        for name, least in (("lanes", 1), ("batch", 1), ("concurrency", 1)):
-            if getattr(self, name) < least:
-                raise ConfigurationError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("lanes", "batch", "concurrency"):
+            given: object = getattr(self, name)
+            if type(given) is not int or given < 1:
+                raise ConfigurationError(f"{name} must be a whole number of at least 1, not {given!r}")
+        classes: object = self.classes
+        if isinstance(classes, str):  # its letters would pass for a list of names
+            raise ConfigurationError(f"classes must be a tuple of names, not the text {classes[:40]!r}")
         try:
             self.channels()
         except ValueError as refusal:
@@ -175,7 +183,7 @@ class WorkerSettings:
         return cls(
             generation=parse_generation(environ.get(GENERATION_VARIABLE)),
             contexts=parse_contexts(environ.get(CONTEXTS_VARIABLE)),
-            accept_generations=frozenset(parse_generation(each) for each in accepted),
+            accept_generations=frozenset(parse_generation(each, ACCEPT_VARIABLE) for each in accepted),
             classes=tuple(each for each in classes if each),
         )
 
@@ -208,7 +216,8 @@ class WorkerSettings:
             ConfigurationError: the channel belongs to a generation that this worker does not run.
         """
         generations = "|".join(str(each) for each in self.generations())
-        if channel != DEFAULT_CHANNEL and re.fullmatch(rf"outbox_gen_({generations})(_[a-z]\w*)?", channel) is None:
+        classes = PROCESSING_CLASS_PATTERN.strip("^$")
+        if channel != DEFAULT_CHANNEL and re.fullmatch(rf"outbox_gen_({generations})(_{classes})?", channel) is None:
             raise ConfigurationError(
                 f"channel {channel[:80]!r} is not of generation {self.generation}; "
                 f"listen on {self.channels()[0]!r} or one of its classes"

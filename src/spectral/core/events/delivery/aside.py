@@ -60,7 +60,8 @@ class Aside:
     async def _join(self) -> None:
         self._started.wait(timeout=5)
         if self._stop is not None:
-            self._stop()
+            with suppress(RuntimeError):  # its loop has ended before
+                self._stop()
         # Not joined in the executor, which handlers may have filled. The thread is a daemon: one that does not end in
         # time does not keep the process.
         with suppress(TimeoutError):

@@ -9,20 +9,19 @@ if TYPE_CHECKING:
 
 
 class Backoff:
-    """1, 2, 4, ... times the first pause, never more than the cap."""
+    """The first pause, then twice as long each time, never more than the cap."""
 
     def __init__(self, first: timedelta, cap: timedelta) -> None:
-        self._first = first
+        self._first = min(first, cap)
         self._cap = cap
-        self._failures = 0
+        self._pause = self._first
 
     def next(self) -> timedelta:
         """The pause after one more failure."""
-        # 2^32 pauses are past any cap; without the bound the power itself would grow without end
-        pause = min(self._first * (1 << min(self._failures, 32)), self._cap)
-        self._failures += 1
+        pause = self._pause
+        self._pause = self._cap if pause >= self._cap / 2 else pause * 2
         return pause
 
     def reset(self) -> None:
         """It worked: start anew."""
-        self._failures = 0
+        self._pause = self._first

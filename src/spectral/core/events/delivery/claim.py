@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -65,6 +66,8 @@ class ClaimLoop:
         self._has_claimed = False  # since it woke, without having looked ahead
         self._proves_empty = False
         self._full: tuple[Line, ...] = ()
+        self._turn = 0
+        self._has_asked = False
         self._due_at = math.inf
         self._expected_at = math.inf
         self._look_ahead_at = 0.0
@@ -117,7 +120,7 @@ class ClaimLoop:
         if self._until == "drained":
             # What was held when the round began may have left something due behind it.
             return self._proves_empty and not self._more and not self._desk.held()
-        return self._until == "once" and self._ways.is_alive()
+        return self._until == "once" and self._has_asked
 
     async def _round(self) -> bool:
         """One claim; answers whether another should follow at once.
@@ -133,6 +136,7 @@ class ClaimLoop:
         if not asks:
             self._due_at = math.inf  # whatever falls due has to wait for the room
             return False
+        self._has_asked = True
         was_calming = self._calming is not None
         reached("claim.before")
         answers = await self._claim([ask for _, ask in asks], looks_ahead=looks_ahead)
@@ -157,28 +161,33 @@ class ClaimLoop:
             self._desk.probe.tell(note)
         return answers
 
-    def _lines(self, *, looks_ahead: bool) -> tuple[Line, ...]:
-        """While some lines come back full, the others are asked less often: to find nothing costs as well."""
-        return self._full if self._full and not looks_ahead else self._desk.routes.lines
-
     def _asks(self, *, looks_ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
         self._refused.clear()
         if not self._ways.is_alive():
             return []
         if self._calming is not None:
-            line = self._calming
-            ask = ClaimAsk(line.context, line.event_types, line.handler_names, 1)
-            return [] if self._desk.held() else [(line, ask)]
+            return [] if self._desk.held() else [_ask(self._calming, 1)]
+        # While some lines come back full, the others are asked less often: to find nothing costs as well.
+        narrowed = self._asks_of(self._full) if self._full and not looks_ahead else []
+        return narrowed or self._asks_of(self._desk.routes.lines)
+
+    def _asks_of(self, lines: tuple[Line, ...]) -> list[tuple[Line, ClaimAsk]]:
+        """The room of each kind, dealt out among its lines; each time another one is first, should it not suffice."""
         asks: list[tuple[Line, ClaimAsk]] = []
         for transactional in (True, False):
-            lines = [line for line in self._lines(looks_ahead=looks_ahead) if line.transactional is transactional]
-            if not self._has_room(transactional=transactional):
+            of_kind = deque(line for line in lines if line.transactional is transactional)
+            if of_kind and not self._has_room(transactional=transactional):
                 self._refused.add(transactional)
                 continue
             room = self._room[transactional] - self._desk.held(transactional=transactional)
-            limit = max(1, room // max(1, len(lines)))
-            asks += [(line, ClaimAsk(line.context, line.event_types, line.handler_names, limit)) for line in lines]
+            of_kind.rotate(self._turn)
+            for number, line in enumerate(of_kind):
+                limit = room // (len(of_kind) - number) or min(1, room)
+                if limit:
+                    asks.append(_ask(line, limit))
+                room -= limit
+        self._turn += 1
         return asks
 
     def _has_room(self, *, transactional: bool) -> bool:
@@ -249,6 +258,10 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
+
+
+def _ask(line: Line, limit: int) -> tuple[Line, ClaimAsk]:
+    return line, ClaimAsk(line.context, line.event_types, line.handler_names, limit)
 
 
 def _full(asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> tuple[Line, ...]:

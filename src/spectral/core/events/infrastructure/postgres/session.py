@@ -48,6 +48,7 @@ _CONTENTION: Final = frozenset({"55P03", "40P01", "40001", "57014"})
 _READ_ONLY: Final = "25006"
 _LINE_ERRORS: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 _CLOSE_WITHIN: Final = 3.0
+_SECOND_LOOK: Final = 0.1
 _REMEDIES: Final = {
     "28": "the database refuses this login; check the user and the password of the connection string",
     "3D": "the database of the connection string does not exist; create it, then run: spectral migrate up",
@@ -143,6 +144,9 @@ class Session:
         except asyncio.CancelledError:
             self._give_up(task)
             raise
+        if not done:
+            # After a loop that stood still the time is up and the answer is there: look once more.
+            done, _ = await asyncio.wait({task}, timeout=_SECOND_LOOK)
         if not done:
             self._give_up(task)
             raise SubstrateLostError(f"no answer within {self._answer:g} s")

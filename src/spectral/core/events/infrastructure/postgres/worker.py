@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import conninfo
 
-from spectral.core.events.delivery.listener import Connections
+from spectral.core.events.delivery.shift import Connections
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.events.infrastructure.postgres.ear import PostgresEar

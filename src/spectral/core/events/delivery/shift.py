@@ -1,0 +1,211 @@
+"""A shift: everything that runs while a worker delivers, from its first claim to its last settlement.
+
+All parts are in one supervised group. The end has an order: claim no more, give back what no handler has begun, let the
+rest finish within the grace, cancel and give back what is left, write all that, then let go of the leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.delivery.aside import Aside
+from spectral.core.events.delivery.backlog import Backlog
+from spectral.core.events.delivery.claim import ClaimLoop, Until, Ways
+from spectral.core.events.delivery.hear import HearLoop
+from spectral.core.events.delivery.keep import KeepLoop
+from spectral.core.events.delivery.lane import LaneLoop
+from spectral.core.events.delivery.plain import PlainRunner
+from spectral.core.events.delivery.settle import SettleLoop
+from spectral.core.events.failpoints import reached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Lease
+    from spectral.core.events.ports import Claims, Ear, Keeper, Lane, Settlements
+
+_LAST_WRITE: Final = 1.0
+"""The time for giving rows back when there is no other left."""
+
+_LOOK: Final = 0.02
+_MARGIN: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The adapters of one worker; a lane is made for each connection that handlers run on."""
+
+    claims: Claims
+    settlements: Settlements
+    ear: Ear
+    keeper: Keeper
+    lane: Callable[[], Lane]
+
+
+@dataclass(slots=True)
+class Calls:
+    """What is asked of a shift from outside."""
+
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    force: asyncio.Event = field(default_factory=asyncio.Event)
+    grace: timedelta = timedelta(0)
+
+
+class Shift:
+    """One worker at work. `started` is set with the first claim, `on_draining` called when it claims no more."""
+
+    def __init__(self, connections: Connections, desk: Desk, calls: Calls, started: asyncio.Event) -> None:
+        self._connections = connections
+        self._desk = desk
+        self._calls = calls
+        self._home = asyncio.get_running_loop()
+        self._limits = desk.routes.limits()
+        self._backlog = Backlog(desk.settings.lanes)
+        self._plain_tasks = asyncio.TaskGroup()
+        self._plain = PlainRunner(desk, self._plain_tasks, self._limits)
+        ways = Ways(self._backlog.put, self._plain.start, is_alive=self._is_alive, is_deaf=self._is_deaf)
+        self._claim = ClaimLoop(connections.claims, desk, ways, started)
+        self._hear = HearLoop(connections.ear, desk.settings, desk.probe, self._wake)
+        self._keep = KeepLoop(connections.keeper, desk, self._wake, self._lose)
+        self._keep.may_renew = lambda: not self.is_stuck
+        self._aside = Aside(lambda: [self._hear.run(), self._keep.run()], desk.probe)
+
+    # how it is, from any thread
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether notifications come in."""
+        return self._hear.is_open
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether its leases are kept."""
+        return self._keep.is_open
+
+    def deaf_for(self) -> float:
+        """For how many seconds it has not been listening."""
+        return self._hear.down_for()
+
+    def impaired_for(self) -> float:
+        """For how many seconds it has been without its ear or without its keeper."""
+        return max(self._hear.down_for(), self._keep.down_for())
+
+    def blocked_for(self) -> float:
+        """For how many seconds its event loop has not moved."""
+        return self._aside.blocked_for()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its loop has not moved for longer than any handler may take."""
+        return self.blocked_for() > self._desk.routes.longest_timeout().total_seconds() + _MARGIN
+
+    # the order
+
+    async def run(self, until: Until, on_draining: Callable[[], None]) -> None:
+        """Deliver until it is stopped, or until there is nothing left to do."""
+        has_lanes = any(line.transactional for line in self._desk.routes.lines)
+        async with self._plain_tasks, asyncio.TaskGroup() as group:
+            aside = group.create_task(self._aside.run(), name="spectral-aside")
+            settle_loop = SettleLoop(self._connections.settlements, self._desk)
+            settle = group.create_task(settle_loop.run(), name="spectral-settle")
+            lanes = [
+                group.create_task(self._run_lane(), name=f"spectral-lane-{number}")
+                for number in range(self._desk.settings.lanes if has_lanes else 0)
+            ]
+            claim = group.create_task(self._claim.run(until), name="spectral-claim")
+            cancelled = await self._wait_for_the_end(claim, [aside, settle, *lanes])
+            on_draining()
+            await self._finish(claim, lanes)
+            settle.cancel()
+            aside.cancel()
+            if cancelled is not None:
+                raise cancelled
+
+    async def _finish(self, claim: asyncio.Task[None], lanes: list[asyncio.Task[None]]) -> None:
+        clock, answer = self._home.time, self._desk.settings.times.answer.total_seconds()
+        deadline = clock() + self._calls.grace.total_seconds()
+        self._desk.stopping = True
+        self._claim.stop()
+        await self._wait_while(lambda: not claim.done(), min(deadline, clock() + answer))
+        claim.cancel()
+        reached("release.before")
+        self._desk.release(self._backlog.close())
+        self._plain.release_waiting()
+        await self._wait_while(lambda: self._plain.is_running or not all(lane.done() for lane in lanes), deadline)
+        for lane in lanes:
+            lane.cancel()
+        self._plain.cancel()
+        if lanes:
+            await asyncio.wait(lanes)
+        self._desk.release(self._backlog.clear())
+        # What cannot be written in this time is the reaper's.
+        left = 0.0 if self._calls.force.is_set() else min(answer, deadline - clock())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(_LAST_WRITE, left)):
+                await self._desk.quiet.wait()
+
+    async def _wait_while(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Until it is no longer so, the time is over, or somebody insists."""
+        while condition() and self._home.time() < deadline and not self._calls.force.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK):
+                    await self._calls.force.wait()
+
+    async def _wait_for_the_end(
+        self, claim: asyncio.Task[None], others: list[asyncio.Task[None]]
+    ) -> asyncio.CancelledError | None:
+        """Until somebody stops the worker, or the claim loop has nothing left to do and nothing is held any more.
+
+        Who cancels the worker wants it to end at once, but in good order; answers the cancellation, to be raised then.
+        """
+        stop = asyncio.ensure_future(self._calls.stop.wait())
+        quiet = asyncio.ensure_future(self._quiet_after(claim))
+        try:
+            await asyncio.wait({stop, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as cancelled:
+            if any(task.done() for task in (claim, *others)):
+                raise  # a part of the worker has died
+            self._calls.force.set()
+            return cancelled
+        finally:
+            stop.cancel()
+            quiet.cancel()
+        return None
+
+    async def _quiet_after(self, claim: asyncio.Task[None]) -> None:
+        await asyncio.wait({claim})
+        await self._desk.quiet.wait()
+
+    async def _run_lane(self) -> None:
+        lane = LaneLoop(self._connections.lane(), self._desk, self._backlog, self._limits)
+        try:
+            await lane.run()
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and not task.cancelling():
+                # A group of tasks takes a cancelled one for stopped, and nobody would miss the lane.
+                raise RuntimeError("a lane was cancelled from within") from cancelled
+            raise
+
+    # called from the thread beside
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended: nobody needs waking
+            self._home.call_soon_threadsafe(self._claim.wake)
+
+    def _lose(self, leases: Collection[Lease]) -> None:
+        with suppress(RuntimeError):  # as above
+            self._home.call_soon_threadsafe(self._desk.lose, leases)
+
+    # what the claim loop asks
+
+    def _is_alive(self) -> bool:
+        return self._keep.is_open or self._hear.is_open
+
+    def _is_deaf(self) -> bool:
+        return not self._hear.is_open
