@@ -133,8 +133,8 @@ class Consumer:
         if re.fullmatch(CONTEXT_PATTERN, context) is None:
             raise ConfigurationError(f"{context!r} is no context: it must be a lower-case name such as 'orders'")
         self.context = context
-        self._retry = retry
-        self._timeout = timeout
+        self._retry = _policy(retry, f"of {context}")
+        self._timeout = _positive(timeout, f"of {context}")
         self._by_name: dict[str, Handler] = {}
         self._by_type: dict[str, list[Handler]] = {}
         self._frozen = False
@@ -148,6 +148,14 @@ class Consumer:
         Raises:
             ConfigurationError: the function, its name or an option makes no sense; the message names the function.
         """
+        given: tuple[object, ...] = event_types
+        for each in given:
+            if not isinstance(each, str):
+                what = name_of(each) if callable(each) else repr(each)
+                raise ConfigurationError(
+                    f"{what} is no event type; name the types in parentheses: "
+                    f"@{self.context}.on('<context>.<noun>.<verb>')"
+                )
 
         def register(function: HandlerFunction) -> HandlerFunction:
             self._add(function, event_types, options)
@@ -185,7 +193,7 @@ class Consumer:
             name=self._name(function, options.get("name"), where),
             function=function,
             signature=read_signature(function),
-            retry=options.get("retry", self._retry),
+            retry=_policy(options.get("retry", self._retry), where),
             timeout=_positive(options.get("timeout", self._timeout), where),
             concurrency=_at_least_one(options.get("concurrency"), where),
         )
@@ -201,11 +209,15 @@ class Consumer:
         where = name_of(function)
         if self._frozen:
             raise ConfigurationError(f"handler {where} comes too late: a worker runs with this consumer already")
-        wrong = [each for each in event_types if re.fullmatch(EVENT_TYPE_PATTERN, each) is None]
+        wrong = [
+            each
+            for each in event_types
+            if re.fullmatch(EVENT_TYPE_PATTERN, each) is None or len(each) > MAX_NAME_LENGTH
+        ]
         if wrong or not event_types or len(set(event_types)) < len(event_types):
             raise ConfigurationError(
                 f"handler {where}: name the event types it handles, each once, such as 'worlds.scan.completed'"
-                + (f", not {wrong}" if wrong else "")
+                + (f", not {[each[:80] for each in wrong]}" if wrong else "")
             )
         handler = self.handler(function, **options)
         self._by_name[handler.name] = handler
@@ -227,13 +239,23 @@ class Consumer:
         return name
 
 
-def _positive(timeout: timedelta, where: str) -> timedelta:
-    if timeout <= timedelta(0):
-        raise ConfigurationError(f"handler {where}: the timeout must be positive, not {timeout}")
+def _policy(retry: object, where: str) -> RetryPolicy:
+    if not isinstance(retry, RetryPolicy):
+        raise ConfigurationError(f"handler {where}: retry must be a RetryPolicy(...), not {retry!r}")
+    return retry
+
+
+def _positive(timeout: object, where: str) -> timedelta:
+    if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+        raise ConfigurationError(f"handler {where}: the timeout must be a positive timedelta, not {timeout!r}")
     return timeout
 
 
-def _at_least_one(concurrency: int | None, where: str) -> int | None:
-    if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"handler {where}: concurrency must be at least 1, not {concurrency}")
+def _at_least_one(concurrency: object, where: str) -> int | None:
+    if concurrency is None:
+        return None
+    if type(concurrency) is not int or concurrency < 1:
+        raise ConfigurationError(
+            f"handler {where}: concurrency must be a whole number of at least 1, not {concurrency!r}"
+        )
     return concurrency

@@ -21,14 +21,22 @@ _MAX_SHOWN_ERRORS: Final = 5
 _MAX_SHOWN_DEPTH: Final = 3
 _BAD_DATA: Final = "22"
 
-_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+_DETAIL: Final = re.compile(r"\n(DETAIL|CONTEXT|LINE \d+|HINT|QUERY|STATEMENT|WHERE):.*", re.DOTALL)
+_QUOTED: Final = re.compile(r'\s*"[^"]*"?')
+# Each pattern starts at the beginning of a word: tried at every letter of a long one, it would take its square in time.
+_KEY: Final = (
+    r"(?<![\w.-])[\w.-]{0,64}(?:password|passwd|pwd|passphrase|secret|token|api[_-]?key|authorization)[\w.-]{0,64}"
+)
 _SECRETS: Final = (
-    (re.compile(r"(\w+://[^\s:/@]*):[^\s@]+@"), r"\1:***@"),  # postgresql://user:secret@host
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), r"\1 ***"),
+    # postgresql://user:secret@host; the secret may contain an @, and the text may end before the host
+    (re.compile(r"(?<!\w)(\w+://[^\s:/@]*):\S+@"), r"\1:***@"),
+    (re.compile(r"(?<!\w)(\w+://[^\s:/@]*):[^\s@/]+$"), r"\1:***"),
+    # password=x, PGPASSWORD=x, 'client_secret': 'x', "access_token": "x"
     (
-        re.compile(r"(?i)\b(password|passwd|pwd|secret|token|api[_-]?key)(\s*[=:]\s*)('[^']*'|\"[^\"]*\"|\S+)"),
+        re.compile(rf"(?i)({_KEY})(['\"]?\s*[=:]\s*)('(?:\\.|[^'\\])*'?|\"(?:\\.|[^\"\\])*\"?|[^\s,;&}}]+)"),
         r"\1\2***",
     ),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), r"\1 ***"),
 )
 
 
@@ -41,8 +49,10 @@ def describe(error: BaseException, handler_name: str | None = None) -> str:
 def describe_many(failures: Iterable[tuple[str, BaseException]]) -> str:
     """The first of several handlers' errors, and who else failed with what."""
     (name, first), *others = failures
-    more = ", ".join(f"{other} {_name(error)}" for other, error in others)
-    return describe(first, name) if not more else _cut(f"{describe(first, name)[:3000]} (also: {more})")
+    if not others:
+        return describe(first, name)
+    more = _cut(", ".join(f"{other} {_name(error)}" for other, error in others), MAX_ERROR_BYTES // 4)
+    return f"{_cut(describe(first, name), MAX_ERROR_BYTES - len(more.encode()) - 10)} (also: {more})"
 
 
 def _name(error: BaseException) -> str:
@@ -63,14 +73,17 @@ def _message(error: BaseException, depth: int = 0) -> str:
 
 
 def _validation(error: ValidationError) -> str:
-    """Where it does not fit and why, without what was given."""
+    """Where it does not fit and why, without what was given: neither values nor the payload's own keys."""
     found = error.errors(include_input=False, include_context=False, include_url=False)
-    shown = "; ".join(
-        f"{'.'.join(str(step) for step in each['loc']) or 'payload'}: {each['type']}"
-        for each in found[:_MAX_SHOWN_ERRORS]
-    )
+    shown = "; ".join(f"{_place(each['loc'])}: {each['type']}" for each in found[:_MAX_SHOWN_ERRORS])
     more = f"; and {len(found) - _MAX_SHOWN_ERRORS} more" if len(found) > _MAX_SHOWN_ERRORS else ""
     return f"{error.error_count()} of {error.title}: {shown}{more}"
+
+
+def _place(steps: tuple[int | str, ...]) -> str:
+    """The field, named by the model; whatever lies deeper may be a key of the payload."""
+    first, *rest = steps or ("payload",)
+    return ".".join([str(first), *("*" if isinstance(step, str) else str(step) for step in rest)])
 
 
 def _group(error: BaseExceptionGroup[BaseException], depth: int) -> str:
@@ -85,17 +98,19 @@ def _database(error: BaseException) -> str:
     state = sqlstate_of(error) or ""
     first, *_ = str(error).splitlines() or [""]
     if state.startswith(_BAD_DATA):
-        first = first.partition(': "')[0]
+        first = _QUOTED.sub("", first).rstrip(" :")
     return f"{first} ({state})"
 
 
 def _clean(text: str) -> str:
-    text = _UNPRINTABLE.sub(" ", text[: 4 * MAX_ERROR_BYTES]).strip()
+    # Cut with some room to spare: what a cut leaves of a secret has to be recognised still.
+    text = _DETAIL.sub("", text[: 4 * MAX_ERROR_BYTES])
+    text = "".join(character if character.isprintable() else " " for character in text)
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
-    return text
+    return " ".join(text.split())
 
 
-def _cut(text: str) -> str:
+def _cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:
     data = text.encode()
-    return text if len(data) <= MAX_ERROR_BYTES else data[: MAX_ERROR_BYTES - 3].decode(errors="ignore") + "..."
+    return text if len(data) <= limit else data[: limit - 3].decode(errors="ignore") + "..."

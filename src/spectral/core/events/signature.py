@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from pydantic import BaseModel
@@ -74,16 +75,28 @@ def read_signature(function: Callable[..., object]) -> Signature:
 
 def name_of(function: Callable[..., object]) -> str:
     """The function as a message names it."""
-    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+    bare = _bare(function)
+    return f"{getattr(bare, '__module__', '?')}.{getattr(bare, '__qualname__', bare)}"
+
+
+def _bare(function: Callable[..., object]) -> Callable[..., object]:
+    """The function behind arguments that were bound beforehand."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def _hints(function: Callable[..., object], where: str) -> dict[str, Any]:
     try:
-        return get_type_hints(function)
+        return get_type_hints(_bare(function))
     except NameError as unknown:
         raise ConfigurationError(
             f"handler {where}: the annotation {unknown.name!r} is not known at run time; import it at the top of the "
             "module, not under TYPE_CHECKING or inside a function"
+        ) from None
+    except Exception as broken:  # noqa: BLE001  an annotation is code, and may fail in any way
+        raise ConfigurationError(
+            f"handler {where}: an annotation cannot be read ({type(broken).__name__}: {broken}); correct it"
         ) from None
 
 
