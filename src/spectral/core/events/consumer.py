@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 from pydantic import ValidationError
 
@@ -148,8 +148,7 @@ class Consumer:
         Raises:
             ConfigurationError: the function, its name or an option makes no sense; the message names the function.
         """
-        given: tuple[object, ...] = event_types
-        for each in given:
+        for each in cast("tuple[object, ...]", event_types):  # untyped callers
             if not isinstance(each, str):
                 what = name_of(each) if callable(each) else repr(each)
                 raise ConfigurationError(

@@ -68,6 +68,7 @@ class ClaimLoop:
         self._full: tuple[Line, ...] = ()
         self._turn = 0
         self._has_asked = False
+        self._to_ask = 0
         self._due_at = math.inf
         self._expected_at = math.inf
         self._look_ahead_at = 0.0
@@ -130,8 +131,8 @@ class ClaimLoop:
         """
         looks_ahead = self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
         asks = self._asks(looks_ahead=looks_ahead)
-        self._proves_empty = looks_ahead and not self._desk.held() and len(asks) == len(self._desk.routes.lines)
-        self._has_claimed = False
+        held_nothing = not self._desk.held()
+        self._has_claimed = self._proves_empty = False
         self._expected_at = math.inf  # whatever is expected by now is in the database, and the timer will tell
         if not asks:
             self._due_at = math.inf  # whatever falls due has to wait for the room
@@ -144,10 +145,18 @@ class ClaimLoop:
         self._started.set()
         await self._hand_on(asks, answers)
         self._full = _full(asks, answers)
-        self._has_claimed = not self._full and not looks_ahead
         # Only a look ahead that finds nothing at all is a reason to sleep: a claim may leave a suspect behind.
         found = any(answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
-        return found or self._has_claimed or was_calming
+        self._has_claimed = not self._full and not looks_ahead
+        asked_everywhere = self._has_asked_everywhere(len(asks), found=found)
+        self._proves_empty = looks_ahead and held_nothing and not self._refused and asked_everywhere
+        return found or self._has_claimed or was_calming or not asked_everywhere
+
+    def _has_asked_everywhere(self, asked: int, *, found: bool) -> bool:
+        """Whether every line there was room for was asked since the last row was found: they may have to take turns."""
+        lines = [line for line in self._desk.routes.lines if line.transactional not in self._refused]
+        self._to_ask = len(lines) if found else min(self._to_ask, len(lines)) - asked
+        return self._to_ask <= 0
 
     async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
         if not looks_ahead:

@@ -70,6 +70,9 @@ class PlainRunner:
                 if self._desk.is_lost(delivery):
                     self._desk.lost(delivery)
                     return
+                if self._desk.stopping:
+                    self._desk.release([delivery])
+                    return
                 self._begin(delivery)
                 for handler in handlers:
                     error = used_up(handler) if handler.is_exhausted(delivery) else await self._run(handler, delivery)
