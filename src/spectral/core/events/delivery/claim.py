@@ -66,7 +66,7 @@ class ClaimLoop:
         self._has_claimed = False  # since it woke, without having looked ahead
         self._proves_empty = False
         self._full: tuple[Line, ...] = ()
-        self._turn = 0
+        self._order = deque(desk.routes.lines)  # who was asked longest ago comes first
         self._has_asked = False
         self._to_ask = 0
         self._due_at = math.inf
@@ -182,21 +182,20 @@ class ClaimLoop:
         return narrowed or self._asks_of(self._desk.routes.lines)
 
     def _asks_of(self, lines: tuple[Line, ...]) -> list[tuple[Line, ClaimAsk]]:
-        """The room of each kind, dealt out among its lines; each time another one is first, should it not suffice."""
+        """The room of each kind, dealt out among its lines; where it does not suffice, they take turns."""
         asks: list[tuple[Line, ClaimAsk]] = []
         for transactional in (True, False):
-            of_kind = deque(line for line in lines if line.transactional is transactional)
+            of_kind = [line for line in self._order if line in lines and line.transactional is transactional]
             if of_kind and not self._has_room(transactional=transactional):
                 self._refused.add(transactional)
                 continue
             room = self._room[transactional] - self._desk.held(transactional=transactional)
-            of_kind.rotate(self._turn)
-            for number, line in enumerate(of_kind):
-                limit = room // (len(of_kind) - number) or min(1, room)
-                if limit:
-                    asks.append(_ask(line, limit))
+            for number, line in enumerate(of_kind[:room]):
+                limit = max(1, room // (len(of_kind) - number))
+                asks.append(_ask(line, limit))
                 room -= limit
-        self._turn += 1
+                self._order.remove(line)
+                self._order.append(line)
         return asks
 
     def _has_room(self, *, transactional: bool) -> bool:
