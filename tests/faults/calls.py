@@ -1,0 +1,78 @@
+"""Every call that a worker makes to its database, counted, so that one of them can be failed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+import psycopg
+import pytest
+
+from spectral.core.events.infrastructure.postgres.session import Session
+
+T = TypeVar("T")
+Work = Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]
+
+How = Literal["before", "drop", "after", "refused"]
+"""before: it is not sent. drop: the socket is dropped under it. after: it was done, and nobody hears of it.
+refused: the server has no room for it, on a connection that lives on."""
+
+HOWS: tuple[How, ...] = get_args(How)
+_NO_ROOM = b"do $$ begin raise exception 'no room' using errcode = 'disk_full'; end $$"
+
+
+@dataclass
+class Calls:
+    """Counts the calls of each worker, by the name in its connections; fails the nth of those that are told so."""
+
+    how: How = "before"
+    doomed: dict[str, int] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Come between the workers of this process and their database."""
+        call, open_ = Session.call, Session._open
+
+        async def counted_call(this: Session, work: Work[T]) -> T:
+            return await call(this, self._failing(work) if self._is_doomed(this) else work)
+
+        async def counted_open(this: Session) -> psycopg.AsyncConnection[Any]:
+            if self._is_doomed(this):
+                raise psycopg.OperationalError("refused on purpose")
+            return await open_(this)
+
+        monkeypatch.setattr(Session, "call", counted_call)
+        monkeypatch.setattr(Session, "_open", counted_open)
+
+    def _is_doomed(self, of: Session) -> bool:
+        name = of._application.rpartition(" ")[2]
+        self.made[name] += 1
+        return self.made[name] == self.doomed.get(name)
+
+    def _failing(self, work: Work[T]) -> Work[T]:
+        async def fail(connection: psycopg.AsyncConnection[Any]) -> T:
+            match self.how:
+                case "before":
+                    raise psycopg.OperationalError("failed on purpose")
+                case "drop":
+                    _hang_up(connection)
+                    return await work(connection)
+                case "after":
+                    await work(connection)
+                    _hang_up(connection)
+                    raise psycopg.OperationalError("lost on purpose")
+                case "refused":
+                    await connection.execute(_NO_ROOM)
+                    raise AssertionError("the server had room")
+
+        return fail
+
+
+def _hang_up(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Shut the line down under the connection, which does not know yet."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

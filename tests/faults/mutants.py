@@ -1,0 +1,132 @@
+"""The rules of the protocol that are taken out one by one, and the test that must notice each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+_FLOW: Final = "src/spectral/core/events/delivery"
+_POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Other text in a file of the library."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """Other text in an SQL function of the schema core, whichever migration has the last word on it."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class NoTrigger:
+    """One trigger less."""
+
+    name: str
+    table: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A rule taken out, and who must notice."""
+
+    name: str
+    changes: tuple[Edit | Function | NoTrigger, ...]
+    test: str
+
+
+MUTATIONS: Final = (
+    Mutation(
+        "fence removed",
+        (
+            Function("outbox_begin", "where outbox.claim_token = claim.token", "where claim.token = claim.token"),
+            Function("outbox_settle", "where outbox.claim_token = given.token", "where given.token = given.token"),
+        ),
+        "tests/faults/test_takeover.py::test_a_zombie_is_told_that_its_claims_are_no_longer_its_own",
+    ),
+    Mutation(
+        "dedup gate ignored",
+        (Function("outbox_begin", "when passed.event_id is null then 'handled'", ""),),
+        "tests/faults/test_order.py::test_many_rows_with_one_key_take_effect_once",
+    ),
+    Mutation(
+        "safety poll removed",
+        (
+            Edit(
+                f"{_FLOW}/claim.py",
+                "poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()",
+                "poll = math.inf if times else 0.0",
+            ),
+        ),
+        "tests/faults/test_ear.py::test_swallowed_notifications_are_made_up_for_by_the_safety_poll",
+    ),
+    Mutation(
+        "LISTEN after the drain",
+        (
+            Edit(
+                f"{_FLOW}/hear.py", "await self._ear.open()", "self._wake()\n                    await self._ear.open()"
+            ),
+            Edit(
+                f"{_FLOW}/hear.py",
+                "self._wake()\n                    await self._listen(backoff)",
+                "await self._listen(backoff)",
+            ),
+        ),
+        "tests/faults/test_ear.py::test_what_was_committed_before_the_worker_listened_is_drained",
+    ),
+    Mutation(
+        "attempts not counted at the claim",
+        (Function("outbox_claim", "attempts = outbox.attempts + 1,", ""),),
+        "tests/faults/test_poison.py::test_slow_neighbours_are_not_taken_along_again_and_again",
+    ),
+    Mutation(
+        "liveness lock not taken",
+        (
+            Edit(
+                f"{_POSTGRES}/ear.py",
+                "select pg_advisory_lock_shared(core.worker_lock_key(%s))",
+                "select core.worker_lock_key(%s)",
+            ),
+        ),
+        "tests/faults/test_takeover.py::test_a_worker_that_stands_still_for_less_than_its_lease_keeps_its_rows",
+    ),
+    Mutation(
+        "liveness not asked for",
+        (Function("outbox_reap", "or core.worker_lock_key(outbox.claimed_by) <> all (v_living)", ""),),
+        "tests/faults/test_takeover.py::test_the_rows_of_a_killed_worker_are_taken_over_long_before_their_lease_ends",
+    ),
+    Mutation(
+        "guard trigger dropped",
+        (NoTrigger("event_handled_settled", "core.event_handled"),),
+        "tests/faults/test_misuse.py::test_a_handler_that_commits_by_itself_is_never_delivered",
+    ),
+    Mutation(
+        "leases not renewed",
+        (Edit(f"{_FLOW}/keep.py", "if not leases or not self.may_renew():", "if leases or not self.may_renew():"),),
+        "tests/faults/test_takeover.py::test_a_worker_that_renews_its_leases_keeps_its_rows",
+    ),
+    Mutation(
+        "no quarantine",
+        (Edit(f"{_FLOW}/claim.py", "return delivery.suspect and (", "return False and ("),),
+        "tests/faults/test_poison.py::test_slow_neighbours_are_not_taken_along_again_and_again",
+    ),
+    Mutation(
+        "lost claims not given back",
+        (Edit(f"{_FLOW}/keep.py", "self._release_unknown: 2 * times.answer.total_seconds(),", ""),),
+        "tests/faults/test_takeover.py::test_a_claim_whose_answer_was_lost_is_given_back_long_before_its_lease_ends",
+    ),
+    Mutation(
+        "release charges the attempt",
+        (Function("outbox_release", "attempts = outbox.attempts - 1,", ""),),
+        "tests/faults/test_takeover.py::test_whoever_insists_on_the_end_gets_it_and_the_rows_are_given_back",
+    ),
+)
