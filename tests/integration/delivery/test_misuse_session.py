@@ -112,7 +112,6 @@ async def _others_are_delivered(bench: Bench) -> bool:
     [
         "create temp table mine (number integer)",
         "declare mine cursor with hold for select 1",
-        "prepare mine as select 1",
         "set spectral.mine = '1'",
         "select pg_advisory_lock(8472)",
     ],
@@ -122,7 +121,6 @@ async def test_what_a_handler_makes_for_its_session_is_not_there_for_the_next_ev
 ) -> None:
     left_over = (
         "select (select count(*) from pg_class where relname = 'mine') + (select count(*) from pg_cursors)"
-        " + (select count(*) from pg_prepared_statements where name = 'mine')"
         " + (select count(*) from pg_locks where locktype = 'advisory' and objid = 8472)"
         " + (nullif(current_setting('spectral.mine', true), '') is not null)::integer"
     )

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from spectral.core.events.ports import Conclusion
     from spectral.core.events.settings import WorkerSettings
 
-_RESET: Final = sql.SQL("reset all")
 _UNLOCK: Final = sql.SQL("select pg_advisory_unlock_all()")
+# Not what was prepared: the driver prepares a handler's statements for all its events.
+_RESET: Final = (sql.SQL("reset all"), sql.SQL("close all"), sql.SQL("discard temp"), _UNLOCK)
 _SAVEPOINT: Final = sql.SQL("savepoint {}")
 _RELEASE: Final = sql.SQL("release savepoint {}")
 _ROLL_BACK: Final = sql.SQL("rollback to savepoint {}")
@@ -108,9 +109,8 @@ class PostgresLane:
             await self._note_role(connection)
             *_, ((verdict,),) = await run_script(
                 connection,
-                # Every handler starts from the same settings and no locks, whatever the one before it has left.
-                _RESET,
-                _UNLOCK,
+                # Every handler starts from the same settings, whatever the one before it has left in the session.
+                *_RESET,
                 self._session.apply_settings,
                 _SAVEPOINT.format(self._savepoint),
                 begin([delivery.lease], [handler_name]),
