@@ -296,7 +296,7 @@ MUTATIONS = {
     "attempts not counted at the claim": ("outbox_claim", "attempts = outbox.attempts + 1,", ""),
     "suspects among others": (
         "outbox_claim",
-        "and (outbox.attempts = 0 or outbox.last_error not like 'WorkerLostError:%')",
+        "and (outbox.attempts = 0 or outbox.last_error is null or outbox.last_error not like 'WorkerLostError:%')",
         "",
     ),
     "release keeps the attempt": ("outbox_release", "attempts = outbox.attempts - 1,", ""),

@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from spectral.core.events import Consumer, Transaction
-from tests.integration.delivery.platform_worker import COMPLETED, Bench, Scan, until, write_effect
+from tests.integration.delivery.platform_worker import COMPLETED, NEVER_AGAIN, Bench, Scan, until, write_effect
 
 Misuse = Callable[[Transaction], Awaitable[object]]
 
@@ -167,7 +167,7 @@ MISUSES: list[Misuse] = [
 ]
 
 
-@pytest.fixture(params=MISUSES, ids=lambda misuse: misuse.__name__)
+@pytest.fixture(params=MISUSES, ids=lambda way: way.__name__)
 async def misuse(request: pytest.FixtureRequest, bench: Bench) -> Misuse:
     """One way to misuse the transaction."""
     await bench.execute("do $$ begin create role nobody_at_all; exception when duplicate_object then null; end $$")
@@ -214,3 +214,32 @@ async def test_after_a_misuse_the_worker_goes_on(bench: Bench, platform: Consume
 
 async def _is(bench: Bench, event_id: object, status: str) -> bool:
     return bool(await bench.value("select status = %s from core.outbox where id = %s", status, event_id))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "complaint"),
+    [
+        (
+            swallow_a_failed_statement,
+            "returned although an SQL statement of its transaction had failed; let the error out",
+        ),
+        (roll_back, "ended the transaction it was given"),
+        (roll_back_and_write_on, "ended the transaction it was given"),
+        (close_the_connection, "the connection was closed while the handler ran"),
+        (change_the_role, "acting as role spectral_publisher instead of "),
+    ],
+    ids=lambda given: getattr(given, "__name__", None),
+)
+async def test_the_error_says_what_the_handler_did(
+    bench: Bench, platform: Consumer, misuse: Misuse, complaint: str
+) -> None:
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+        await misuse(tx)
+
+    (event_id,) = await bench.publish(1)
+    await bench.drain(platform)
+    error = (await bench.row(event_id))["last_error"]
+    assert error.startswith("TransactionMisusedError: platform.project: ")
+    assert complaint in error

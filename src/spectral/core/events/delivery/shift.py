@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Claims, Ear, Keeper, Lane, Settlements
 
-_LAST_WRITE: Final = 1.0
+_LAST_WRITE: Final = 2.5
 """The time for giving rows back when there is no other left."""
 
 _LOOK: Final = 0.02
