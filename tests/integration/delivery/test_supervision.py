@@ -194,7 +194,7 @@ async def held_at_most(worker: Listener, until_what: Callable[[], object]) -> in
         most = max(most, worker.health().held)
         return until_what()
 
-    await until(looked)
+    await until(looked, within=80)
     return most
 
 
