@@ -136,6 +136,8 @@ class WorkerSettings:
 
     generation: its own; rows of another are never touched unless `accept_generations` names theirs (legacy drain).
     classes: the processing classes it serves beside the plain channel.
+    name: what its claims are signed with. Leave it out: two workers of one name would pass for one, and each would take
+        the other's claims for claims of its own that it has forgotten.
     lanes: transactions at once, one connection each, for handlers that take the transaction.
     batch: rows that share a commit at most; `commit_within` ends a group earlier.
     concurrency: plain handlers at once.
