@@ -227,3 +227,9 @@ def test_two_workers_with_one_key_run_once_whatever_the_order_of_their_commits(
         waits_for(connection, two, one)
         one.commit()
         assert waiting.result() == ["handled"]
+
+
+def test_a_row_that_was_tried_and_carries_no_error_is_still_claimed(connection: psycopg.Connection[Any]) -> None:
+    event_id = publish(connection)
+    connection.execute("update core.outbox set attempts = 1 where id = %s", [event_id])
+    assert [(held.id, held.attempts) for held in claim(connection)] == [(event_id, 2)]
