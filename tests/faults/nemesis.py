@@ -183,7 +183,13 @@ class Nemesis:
     def crashes(self) -> list[str]:
         """Workers that ended without having been made to."""
         ended = [each for each in (*self.retired, *self.workers) if not each.is_alive]
-        return [f"{each.plan.name} {each.code}: {each.notes[-5:]}" for each in ended if each.code not in OWN_END]
+        crashed = [each for each in ended if each.code not in OWN_END and not _sent_away_unborn(each)]
+        return [f"{each.plan.name} {each.code}: {each.notes[-5:]}" for each in crashed]
+
+
+def _sent_away_unborn(worker: WorkerProcess) -> bool:
+    """Told to stop before it could hear: the signal itself ends a process that has not done anything yet."""
+    return worker.code == -signal.SIGTERM and not worker.notes
 
 
 def rage(nemesis: Nemesis, publishers: list[Publisher], seconds: float) -> None:
