@@ -13,6 +13,7 @@ drop function core.outbox_claim(text, text, bigint[], text[], text[], integer, t
 -- retries and late commits, and has to be done now and then.
 -- p_handler_names: of these, `handled` names those that hold the row's key already and need not run. It is what a look
 -- showed, not the gate: outbox_begin is.
+-- While the brake of the context is pulled, nothing is claimed.
 --
 -- Locks: the rows it takes and the first of each generation and channel, FOR UPDATE SKIP LOCKED, until the end of the
 -- transaction, which should be short and may be committed without waiting for the disk: a claim lost in a crash is just
@@ -53,6 +54,9 @@ begin
     if coalesce(p_worker, '') = '' or p_limit is null or p_limit < 1 then
         raise exception 'a claim needs a worker''s name and a limit of at least 1'
             using errcode = 'invalid_parameter_value';
+    end if;
+    if exists (select from core.brakes where brakes.context in (p_context, '*')) then
+        return;
     end if;
 
     -- Each generation and channel is a line of its own; the one whose first row has waited longest is served first.

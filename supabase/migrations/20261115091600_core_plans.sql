@@ -1,7 +1,8 @@
 -- Plans that outlive the table they were made for. A session keeps its plans until the next analyze; made on a table of
 -- one page, a join with core.outbox reads the whole primary key, for that is the cheapest way while it is one page, and
 -- goes on doing so when there are a million rows. No switch of the planner forbids that, so the functions below say it
--- in their conditions; what they do, their owner and who may call them stay as they were.
+-- in their conditions; what they do, their owner and who may call them stay as they were, but that wake-ups go through
+-- core.outbox_wake.
 --
 -- `outbox.id = any (...)` stands beside each join, or instead of it: a condition on the table alone is an index
 -- condition in every plan. Where rows are joined with what was given for them, nested loops are off: they would compare
@@ -192,7 +193,7 @@ begin
     ),
     -- one knock on each door, not one for each row
     woken as materialized (
-        select pg_notify(knock.channel, knock.id::text)
+        select core.outbox_wake(knock.channel, knock.id::text)
         from (
             select distinct on (released.channel) released.channel, released.id
             from released
@@ -340,7 +341,7 @@ begin
         returning outbox.id, outbox.status, outbox.channel, outbox.attempts, verdict.reason, verdict.worker
     ),
     woken as materialized (
-        select pg_notify(knock.channel, knock.id::text)
+        select core.outbox_wake(knock.channel, knock.id::text)
         from (
             select distinct on (taken.channel) taken.channel, taken.id
             from taken
@@ -413,7 +414,8 @@ end
 $$;
 
 -- Splits due broadcasts of these generations and channels; answers (parent, child, context), with the last two null for
--- a broadcast that nobody subscribes to. Parent and children change in one step.
+-- a broadcast that nobody subscribes to. Parent and children change in one step. Nothing is split while the brake of
+-- all contexts is pulled.
 -- Locks: the parents, FOR UPDATE SKIP LOCKED.
 create or replace function core.outbox_fan_out(
     p_generations bigint[],
@@ -430,6 +432,10 @@ as $$
 declare
     v_now timestamptz := clock_timestamp();
 begin
+    if exists (select from core.brakes where brakes.context = '*') then
+        return;
+    end if;
+
     return query
     with broadcast as materialized (
         select due.*
@@ -491,6 +497,47 @@ begin
     from parent
     left join child on child.parent_id = parent.id
     order by parent.id, child.target;
+end
+$$;
+
+-- Locks those of the rows that are in the DLQ, and answers them. Rows in another state are neither locked nor waited
+-- for: a handler may be at work on them. By primary key only, whatever the planner believes of the DLQ's size.
+create or replace function core.outbox_lock_failed(p_event_ids uuid[]) returns uuid[]
+    language plpgsql volatile
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
+as $$
+declare
+    v_candidates uuid[];
+    v_locked uuid[];
+begin
+    with seen as materialized (
+        select outbox.id, outbox.status
+        from core.outbox
+        where outbox.id = any (p_event_ids)
+    )
+    select array_agg(seen.id) into v_candidates from seen where seen.status = 'failed';
+
+    -- in one order, so that two operators cannot block each other
+    with locked as materialized (
+        select outbox.id, outbox.status, outbox.deleted_at, outbox.channel
+        from core.outbox
+        where outbox.id = any (v_candidates)
+        order by outbox.id
+        for update
+    ),
+    -- Somebody was quicker and has replayed it: whoever that woke has passed it by, for it is locked here until the
+    -- end of this transaction. So they are woken again, then.
+    woken as materialized (
+        select core.outbox_wake(missed.channel, '')
+        from (select distinct locked.channel from locked where locked.status = 'pending') as missed
+    )
+    select coalesce(array_agg(locked.id order by locked.id), '{}')
+    into v_locked
+    from locked
+    where locked.status = 'failed' and locked.deleted_at is null and (select count(*) from woken) >= 0;
+    return v_locked;
 end
 $$;
 
@@ -557,7 +604,7 @@ begin
         returning outbox.id, outbox.channel
     ),
     woken as materialized (
-        select pg_notify(knock.channel, knock.id::text)
+        select core.outbox_wake(knock.channel, knock.id::text)
         from (
             select distinct on (replayed.channel) replayed.channel, replayed.id
             from replayed

@@ -116,8 +116,10 @@ def prepared_database(server: PostgresServer, template: str) -> Iterator[str]:
             "insert into core.deployments (generation, status, promoted_at, retired_at) values"
             " (0, 'retired', null, now()), (1, 'live', now(), null), (2, 'allocated', null, null)"
         )
-    yield dsn
-    server.drop_database(dsn)
+    try:
+        yield dsn
+    finally:
+        server.drop_database(dsn)
 
 
 @contextmanager

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
+import pytest
 
 EVENT_TYPE = "worlds.scan.completed"
 CHANNELS = ["outbox_gen_1", "outbox_default"]
@@ -31,14 +35,24 @@ def publish(connection: psycopg.Connection[Any], *, target: str | None = "platfo
 
 
 def claim(
-    connection: psycopg.Connection[Any], *, worker: str = "worker-1", context: str = "platform", limit: int = 10
+    connection: psycopg.Connection[Any],
+    *,
+    worker: str = "worker-1",
+    context: str = "platform",
+    limit: int = 10,
+    generation: int = 1,
 ) -> list[Claim]:
-    """Claim as a worker of generation 1."""
+    """Claim as a worker of that generation."""
     rows = connection.execute(
-        "select id, claim_token, attempts from core.outbox_claim(%s, %s, '{1}', %s, %s, %s)",
-        [worker, context, CHANNELS, [EVENT_TYPE], limit],
+        "select id, claim_token, attempts from core.outbox_claim(%s, %s, %s, %s, %s, %s)",
+        [worker, context, [generation], channels(generation), [EVENT_TYPE], limit],
     )
     return [Claim(*row) for row in rows]
+
+
+def channels(generation: int) -> list[str]:
+    """Those a worker of that generation listens to."""
+    return [f"outbox_gen_{generation}", "outbox_default"]
 
 
 def settle(
@@ -122,3 +136,44 @@ def waits_for(
     statement = "select %s = any (pg_blocking_pids(%s))"
     while watcher.execute(statement, [holder.info.backend_pid, waiting.info.backend_pid]).fetchone() != (True,):
         assert time.monotonic() < deadline, "nobody waits"
+
+
+@contextmanager
+def held_up(
+    watcher: psycopg.Connection[Any],
+    holder: psycopg.Connection[Any],
+    waiting: psycopg.Connection[Any],
+    statement: LiteralString,
+    parameters: Sequence[object] = (),
+) -> Iterator[Future[list[Any]]]:
+    """A statement that one session has begun and that waits for a lock of the other: the answer to come."""
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(lambda: waiting.execute(statement, parameters).fetchall())
+        try:
+            waits_for(watcher, waiting, holder)
+            yield answer
+        finally:
+            holder.rollback()  # whatever happened inside, nobody waits for ever
+
+
+def audit(connection: psycopg.Connection[Any]) -> list[dict[str, Any]]:
+    """Who did what, why and to how many, in order."""
+    with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute(
+            "select action, actor, session_role, reason, affected, event_ids, detail from core.audit order by id"
+        ).fetchall()
+
+
+def entry(action: str, detail: dict[str, Any], affected: int = 1, **given: object) -> dict[str, Any]:
+    """An entry of the audit, by ada as the superuser unless told otherwise."""
+    usual = {"actor": "ada", "session_role": "postgres", "reason": "r", "event_ids": []}
+    return {**usual, **given, "action": action, "affected": affected, "detail": detail}
+
+
+def refusal(
+    connection: psycopg.Connection[Any], statement: LiteralString, *parameters: object
+) -> psycopg.errors.Diagnostic:
+    """What the server says to a statement that it must not run; the transaction around it goes on."""
+    with pytest.raises(psycopg.Error) as refused, connection.transaction():
+        connection.execute(statement, parameters)
+    return refused.value.diag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import psycopg
@@ -16,6 +16,7 @@ from tests.migrations.sql import (
     begin,
     claim,
     fail,
+    held_up,
     publish,
     row,
     settle,
@@ -132,6 +133,31 @@ def test_two_operators_replaying_one_row_leave_one_entry(connection: Connection,
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
             bob.execute("select core.outbox_replay(%s, 1, 'bob')", [event_id])
     assert [cycle["replayed_by"] for cycle in row(connection, event_id)["failure_history"]] == ["ada"]
+
+
+LOSERS: list[LiteralString] = [
+    "select refusal from core.outbox_replay_many(%s, 1)",
+    "select refusal from core.outbox_discard(%s)",
+]
+
+
+@pytest.mark.parametrize("statement", LOSERS)
+def test_whoever_was_too_late_wakes_the_channel_again(
+    connection: Connection, database: str, statement: LiteralString
+) -> None:
+    # While it holds the row, claims pass it by; and the first one has knocked already.
+    event_id = fail(connection)
+    with psycopg.connect(database) as ada, psycopg.connect(database) as bob:
+        ada.execute("select core.outbox_replay(%s, 1, 'ada')", [event_id])
+        with held_up(connection, ada, bob, statement, [[event_id]]) as answer:
+            connection.execute("listen outbox_gen_1")
+            ada.commit()
+            assert answer.result() == [("pending",)]
+        assert [woken.payload for woken in connection.notifies(timeout=10, stop_after=1)] == [str(event_id)]
+        assert claim(connection) == []
+        bob.commit()
+        assert [woken.payload for woken in connection.notifies(timeout=10, stop_after=1)] == [""]
+        assert [held.id for held in claim(connection)] == [event_id]
 
 
 def test_replay_many_answers_for_every_row_and_leaves_one_audit_entry(connection: Connection) -> None:

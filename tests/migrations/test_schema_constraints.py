@@ -33,12 +33,26 @@ SUBSCRIPTION = {
     "handler_name": "platform.project_scan",
 }
 AUDIT = {"action": "replay", "actor": "ada", "affected": 1}
+BRAKE = {"context": "platform", "pulled_by": "ada", "reason": "r"}
+WORKER: Mapping[str, object] = {
+    "name": "worker-1",
+    "generation": 1,
+    "generations": [1],
+    "contexts": ["platform"],
+    "channels": ["outbox_gen_1"],
+    "host": "h",
+    "pid": 1,
+    "version": "1",
+}
 WHOLE: Mapping[str, Mapping[str, object]] = {
     "outbox": {**MINIMAL, "id": SELF},
     "event_handled": HANDLED,
     "deployments": DEPLOYMENT,
     "subscriptions": SUBSCRIPTION,
     "audit": AUDIT,
+    "brakes": BRAKE,
+    "workers": WORKER,
+    "sweeper": {"singleton": True},
 }
 
 
@@ -170,6 +184,23 @@ BAD = [
     Bad("audit_actor_check", {"actor": "a" * 201}),
     Bad("audit_reason_check", {"reason": "r" * 2_001}),
     Bad("audit_affected_check", {"affected": -1}),
+    Bad("brakes_context_check", {"context": "Platform"}),
+    Bad("brakes_context_check", {"context": "**"}),
+    Bad("brakes_context_check", {"context": "p" * 64}),
+    Bad("brakes_pulled_by_check", {"pulled_by": ""}),
+    Bad("brakes_pulled_by_check", {"pulled_by": "a" * 201}),
+    Bad("brakes_reason_check", {"reason": ""}),
+    Bad("brakes_reason_check", {"reason": "r" * 2_001}),
+    Bad("workers_name_check", {"name": ""}),
+    Bad("workers_name_check", {"name": "w" * 501}),
+    Bad("workers_generations_check", {"generation": 2}),
+    Bad("workers_generations_check", {"generations": []}),
+    Bad("workers_host_check", {"host": "h" * 256}),
+    Bad("workers_version_check", {"version": "1" * 61}),
+    Bad("sweeper_singleton_check", {"singleton": False}),
+    Bad("sweeper_name_check", {"name": ""}),
+    Bad("sweeper_name_check", {"name": "s" * 201}),
+    Bad("sweeper_result_check", {"result": "[]"}),
 ]
 
 # The last that is still good, beside the first that is not.
@@ -194,6 +225,10 @@ GOOD: list[tuple[str, dict[str, object]]] = [
     ("deployments", {"label": "x" * 200}),
     ("subscriptions", {"max_attempts": 1}),
     ("audit", {"actor": "a" * 200, "reason": "r" * 2_000, "affected": 0}),
+    ("brakes", {"context": "*", "pulled_by": "a" * 200, "reason": "r" * 2_000}),
+    ("brakes", {"context": "p" * 63}),
+    ("workers", {"name": "€" * 500, "host": "h" * 255, "version": "1" * 60, "generations": [7, 1]}),
+    ("sweeper", {"name": "s" * 200}),
 ]
 
 
@@ -207,6 +242,7 @@ def module_database(postgres: PostgresServer, migrated_template: str) -> Iterato
 def session(module_database: str) -> Iterator[Connection]:
     """Every test here starts from no rows and leaves none."""
     with undone(module_database) as connection:
+        connection.execute("delete from core.sweeper")  # its one row comes with the schema
         yield connection
 
 

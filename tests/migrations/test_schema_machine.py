@@ -6,9 +6,11 @@ every step the table says what the model says, and no effect happened twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -17,7 +19,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.migrations.sql import CHANNELS, EVENT_TYPE, Claim, claim, publish, settle
+from tests.migrations.sql import EVENT_TYPE, Claim, channels, claim, publish, settle
 
 Connection = psycopg.Connection[Any]
 HANDLER = "platform.project_scan"
@@ -25,6 +27,8 @@ MAX_ATTEMPTS = 6
 
 KEYS = st.sampled_from(["a", "b", "c"])
 WORKERS = st.sampled_from(["worker-1", "worker-2"])
+GENERATIONS = st.runner().flatmap(lambda machine: st.sampled_from(machine.stamps))
+BUSY = st.runner().flatmap(lambda machine: st.sampled_from(machine.busy() or machine.stamps))
 
 
 @dataclass(slots=True)
@@ -37,7 +41,9 @@ class Expected:
     token: UUID | None = None
     suspect: bool = False
     cycles: int = 0
-    discarded: bool = False
+    put_away: bool = False
+    generation: int = 1
+    broadcast: bool = False
 
 
 @dataclass(slots=True)
@@ -62,37 +68,89 @@ class Delivery(RuleBasedStateMachine):
         super().__init__()
         self.rows: dict[UUID, Expected] = {}
         self.handled: dict[str, UUID] = {}
+        self.effects: Counter[str] = Counter()
         self.hands = {"worker-1": Hands(), "worker-2": Hands()}
         self.connection.execute("truncate core.outbox, core.event_handled, public.effects")
 
+    def ask(
+        self, statement: LiteralString, parameters: Sequence[object], error: type[psycopg.Error] | None = None
+    ) -> tuple[Any, ...]:
+        """The one row it answers, or nothing if it fails with this error as it should."""
+        if error is None:
+            (answer,) = self.connection.execute(statement, parameters).fetchall()
+            return tuple(answer)
+        with suppress(error):
+            self.connection.execute(statement, parameters)
+            raise AssertionError(statement)
+        return ()
+
     # producers
 
-    @rule(key=KEYS)
-    def publish(self, key: str) -> None:
-        self.rows[publish(self.connection, p_idempotency_key=key)] = Expected(key)
+    @rule(key=KEYS, generation=GENERATIONS)
+    def publish(self, key: str, generation: int) -> None:
+        event_id = publish(self.connection, p_idempotency_key=key, p_generation=generation)
+        self.rows[event_id] = Expected(key, generation=generation)
 
     @rule(key=KEYS)
     def publish_and_roll_back(self, key: str) -> None:
         with self.connection.transaction(force_rollback=True):
             publish(self.connection, p_idempotency_key=key)
 
-    @rule(key=KEYS)
-    def broadcast(self, key: str) -> None:
-        parent = publish(self.connection, target=None, p_idempotency_key=key)
-        rows = self.connection.execute("select parent_id, child_id from core.outbox_fan_out('{1}', %s)", [CHANNELS])
-        ((found, child),) = rows.fetchall()
-        assert found == parent
-        self.rows[parent] = Expected(key, status="delivered")
-        self.rows[child] = Expected(key)
+    @rule(key=KEYS, generation=GENERATIONS)
+    def broadcast(self, key: str, generation: int) -> None:
+        parent = publish(self.connection, target=None, p_idempotency_key=key, p_generation=generation)
+        self.rows[parent] = Expected(key, generation=generation, broadcast=True)
+        if self.splits_at_once:
+            self.split(generation)
+
+    def busy(self) -> Sequence[int]:
+        """The generations that have something to do."""
+        return sorted({row.generation for row in self.rows.values() if row.status == "pending"})
+
+    def waiting(self, generation: int, *, broadcast: bool) -> set[UUID]:
+        rows = self.rows.items()
+        pending = {event_id for event_id, row in rows if row.status == "pending" and row.generation == generation}
+        return {event_id for event_id in pending if self.rows[event_id].broadcast == broadcast}
+
+    def split(self, generation: int) -> None:
+        rows = self.connection.execute(
+            "select parent_id, child_id from core.outbox_fan_out(%s, %s)", [[generation], channels(generation)]
+        ).fetchall()
+        assert {parent for parent, _ in rows} == self.splittable(generation)
+        for parent, child in rows:
+            self.rows[parent].status = "delivered"
+            assert (child is not None) == self.is_known(generation)  # otherwise nobody has subscribed
+            if child is not None:
+                self.rows[child] = Expected(self.rows[parent].key, generation=generation)
+
+    # what people at the controls may change
+
+    stamps: Sequence[int] = (1,)
+    """The generations that publishers and workers say they are of."""
+
+    splits_at_once = True
+
+    def is_known(self, generation: int) -> bool:
+        return generation == 1
+
+    def takes(self, generation: int) -> bool:
+        return self.is_known(generation)
+
+    def splittable(self, generation: int) -> set[UUID]:
+        return self.waiting(generation, broadcast=True)
+
+    def claimable(self, generation: int) -> set[UUID]:
+        return self.waiting(generation, broadcast=False)
 
     # workers
 
     @precondition(is_any("pending"))
-    @rule(worker=WORKERS, limit=st.integers(1, 4))
-    def claim(self, worker: str, limit: int) -> None:
-        claims = claim(self.connection, worker=worker, limit=limit)
-        pending = [event_id for event_id, row in self.rows.items() if row.status == "pending"]
-        assert bool(claims) == bool(pending)
+    @rule(worker=WORKERS, limit=st.integers(1, 4), generation=BUSY)
+    def claim(self, worker: str, limit: int, generation: int) -> None:
+        claims = claim(self.connection, worker=worker, limit=limit, generation=generation)
+        claimable = self.claimable(generation)
+        assert bool(claims) == bool(claimable)
+        assert {held.id for held in claims} <= claimable
         assert len(claims) <= limit
         if any(self.rows[held.id].suspect for held in claims):
             assert len(claims) == 1
@@ -108,16 +166,17 @@ class Delivery(RuleBasedStateMachine):
         return claims.pop(data.draw(st.integers(0, len(claims) - 1)))
 
     def holds(self, held: Claim) -> bool:
-        return self.rows[held.id].token == held.token
+        return held.id in self.rows and self.rows[held.id].token == held.token
 
     def begin(self, held: Claim) -> str:
         statement = "select verdict from core.outbox_begin(%s, %s, %s)"
         found = self.connection.execute(statement, [[held.id], [held.token], [HANDLER]]).fetchone()
         assert found is not None
-        row = self.rows[held.id]
-        expected = "handled" if row.key in self.handled else "run"
-        assert found[0] == (expected if self.holds(held) else "fenced")
-        return str(found[0])
+        expected = "fenced"
+        if self.holds(held):
+            expected = "handled" if self.rows[held.id].key in self.handled else "run"
+        assert found[0] == expected
+        return expected
 
     def effect(self, held: Claim) -> None:
         self.connection.execute("insert into public.effects values (%s)", [self.rows[held.id].key])
@@ -125,7 +184,9 @@ class Delivery(RuleBasedStateMachine):
     @precondition(somebody_has_claims)
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
-        held = self.take(data)
+        self.deliver_one(self.take(data))
+
+    def deliver_one(self, held: Claim) -> None:
         with self.connection.transaction():
             verdict = self.begin(held)
             if verdict == "run":
@@ -135,11 +196,14 @@ class Delivery(RuleBasedStateMachine):
         if verdict != "fenced":
             self.end(held, "delivered")
             self.handled.setdefault(self.rows[held.id].key, held.id)
+            self.effects[self.rows[held.id].key] += verdict == "run"
 
     @precondition(somebody_has_claims)
     @rule(data=st.data(), outcome=st.sampled_from(["retry", "dead_letter"]))
     def fail(self, data: st.DataObject, outcome: str) -> None:
-        held = self.take(data)
+        self.fail_one(self.take(data), outcome)
+
+    def fail_one(self, held: Claim, outcome: str) -> None:
         with self.connection.transaction(force_rollback=True):
             if self.begin(held) == "run":
                 self.effect(held)
@@ -148,6 +212,16 @@ class Delivery(RuleBasedStateMachine):
         assert settle(self.connection, [held], outcome, "OSError: x") == ([(held.id, status)] if stands else [])
         if stands:
             self.end(held, status)
+
+    @rule(key=KEYS, generation=GENERATIONS, outcome=st.sampled_from(["delivered", "dead_letter"]))
+    def go_all_the_way(self, key: str, generation: int, outcome: str) -> None:
+        """Publish, claim and settle in one step: the shortest way to a key that is known, or to the DLQ."""
+        self.publish(key, generation)
+        self.split(generation)
+        self.claim("worker-1", 4, generation)
+        claims = self.hands["worker-1"].claims
+        while claims:
+            self.deliver_one(claims.pop()) if outcome == "delivered" else self.fail_one(claims.pop(), outcome)
 
     @precondition(somebody_has_claims)
     @rule(data=st.data())
@@ -199,17 +273,21 @@ class Delivery(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(failed)) | st.sampled_from(sorted(self.rows)))
 
     @precondition(is_any("failed"))
-    @rule(data=st.data())
-    def replay(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), generation=GENERATIONS)
+    def replay(self, data: st.DataObject, generation: int) -> None:
         event_id = self.some(data)
         row = self.rows[event_id]
-        statement = "select cycle, refusal from core.outbox_replay_many(%s, 1, 'ada')"
-        found = self.connection.execute(statement, [[event_id]]).fetchone()
-        if row.status == "failed" and not row.discarded:
+        statement = "select cycle, refusal from core.outbox_replay_many(%s, %s, 'ada')"
+        error = None if self.takes(generation) else psycopg.errors.InvalidParameterValue
+        found = self.ask(statement, [[event_id], generation], error)
+        if error is not None:
+            return
+        if row.status == "failed" and not row.put_away:
             row.status, row.attempts, row.cycles, row.suspect = "pending", 0, row.cycles + 1, False
+            row.generation = generation
             assert found == (row.cycles, None)
         else:
-            assert found == (None, "discarded" if row.discarded else row.status)
+            assert found == (None, "discarded" if row.put_away else row.status)
 
     @precondition(is_any("failed"))
     @rule(data=st.data())
@@ -217,11 +295,11 @@ class Delivery(RuleBasedStateMachine):
         event_id = self.some(data)
         row = self.rows[event_id]
         found = self.connection.execute("select refusal from core.outbox_discard(%s)", [[event_id]]).fetchone()
-        if row.status == "failed" and not row.discarded:
-            row.discarded = True
+        if row.status == "failed" and not row.put_away:
+            row.put_away = True
             assert found == (None,)
         else:
-            assert found == ("discarded" if row.discarded else row.status,)
+            assert found == ("discarded" if row.put_away else row.status,)
 
     # what must hold
 
@@ -229,19 +307,30 @@ class Delivery(RuleBasedStateMachine):
     def the_table_says_what_the_model_says(self) -> None:
         found = self.connection.execute(
             "select id, status, attempts, claim_token, jsonb_path_query_array(failure_history, '$[*].cycle'),"
-            " deleted_at is not null from core.outbox"
+            " deleted_at is not null, generation from core.outbox"
         ).fetchall()
         assert {event_id: tuple(rest) for event_id, *rest in found} == {
-            event_id: (row.status, row.attempts, row.token, list(range(1, row.cycles + 1)), row.discarded)
+            event_id: (
+                row.status,
+                row.attempts,
+                row.token,
+                list(range(1, row.cycles + 1)),
+                row.put_away,
+                row.generation,
+            )
             for event_id, row in self.rows.items()
         }
 
     @invariant()
     def every_effect_happened_once_and_has_its_record(self) -> None:
         effects = self.connection.execute("select key, count(*) from public.effects group by key").fetchall()
-        assert dict(effects) == dict.fromkeys(self.handled, 1)
+        assert dict(effects) == self.effects
         records = self.connection.execute("select idempotency_key, event_id from core.event_handled").fetchall()
         assert dict(records) == self.handled
+
+    @invariant()
+    def no_key_took_effect_twice(self) -> None:
+        assert self.effects == dict.fromkeys(self.handled, 1)
 
 
 def prepare(connection: Connection) -> None:
@@ -254,12 +343,12 @@ def prepare(connection: Connection) -> None:
     Delivery.connection = connection
 
 
-def run_machine(examples: int, *, shrink: bool) -> None:
+def run_machine(examples: int, *, shrink: bool, machine: type[Delivery] = Delivery, steps: int = 40) -> None:
     run_state_machine_as_test(
-        Delivery,
+        machine,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=40,
+            stateful_step_count=steps,
             deadline=None,
             # A mutant only has to be noticed, and always by the same examples.
             phases=tuple(Phase) if shrink else (Phase.generate,),
@@ -303,10 +392,8 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_machine_notices_when_a_rule_is_taken_out(connection: Connection, mutation: str) -> None:
-    name, rule_text, instead = MUTATIONS[mutation]
+def mutate(connection: Connection, name: str, rule_text: str, instead: str) -> None:
+    """Put something else for these words of a function."""
     row = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'core'::regnamespace and proname = %s", [name]
     ).fetchone()
@@ -314,6 +401,12 @@ def test_the_machine_notices_when_a_rule_is_taken_out(connection: Connection, mu
     definition = str(row[0])
     assert rule_text in definition
     connection.execute(definition.replace(rule_text, instead).encode())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_machine_notices_when_a_rule_is_taken_out(connection: Connection, mutation: str) -> None:
+    mutate(connection, *MUTATIONS[mutation])
     prepare(connection)
     with pytest.raises((AssertionError, psycopg.Error)):
         run_machine(100, shrink=False)

@@ -237,7 +237,8 @@ def test_functions_are_named_by_what_they_are_about(connection: Connection) -> N
         "select proname, proargnames, pronargs from pg_proc where pronamespace = 'core'::regnamespace"
     ).fetchall()
     general = {"uuid7", "current_workspace", "require_parallel", "require_distinct", "require_role"}
-    subjects = r"(outbox|event_handled|deployments|subscriptions|audit|worker|retention)_[a-z0-9_]+"
+    general |= {"require_sweep_range"}
+    subjects = r"(outbox|event_handled|deployment|audit|worker|brake|sweep)_[a-z0-9_]+"
     assert [name for name, *_ in found if name not in general and not re.fullmatch(subjects, name)] == []
     # Arguments say that they are: a column of the same name is never meant by mistake.
     for name, arguments, count in found:

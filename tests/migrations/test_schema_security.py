@@ -32,16 +32,24 @@ GOLDEN = Path(__file__).parent / "golden" / "privileges.txt"
 
 GROUPS = ("publisher", "worker", "operator", "retention", "readonly")
 ROLES = {**{group: f"spectral_{group}" for group in GROUPS}, "public": "public"}
-TABLES = ("audit", "deployments", "event_handled", "outbox", "subscriptions")
+TABLES = ("audit", "brakes", "deployments", "event_handled", "outbox", "subscriptions", "sweeper", "workers")
 
 RUNS_AS_OWNER = {
     "audit_discard",
+    "brake_pull",
+    "brake_release",
+    "deployment_allocate",
+    "deployment_drain",
+    "deployment_promote",
+    "deployment_retire",
     "event_handled_require_settled",
     "outbox_begin",
     "outbox_claim",
     "outbox_discard",
     "outbox_fail_unhandled",
     "outbox_fan_out",
+    "outbox_hand_over",
+    "outbox_key_lives",
     "outbox_next_due",
     "outbox_publish",
     "outbox_publish_many",
@@ -53,6 +61,12 @@ RUNS_AS_OWNER = {
     "outbox_replay_many",
     "outbox_settle",
     "outbox_subscribe",
+    "sweep_begin",
+    "sweep_finish",
+    "sweep_handled",
+    "sweep_outbox",
+    "worker_sign_in",
+    "worker_sign_out",
 }
 
 FUNCTIONS = """\
@@ -261,7 +275,7 @@ def test_the_trigger_functions_cannot_be_borrowed(database: str) -> None:
     for group in GROUPS:
         with role(database, groups=(f"spectral_{group}",)) as own, psycopg.connect(own, autocommit=True) as session:
             session.execute("create temp table forged (id uuid, deleted_at timestamptz)")
-            for function in ("audit_discard", "event_handled_require_settled"):
+            for function in ("audit_discard", "event_handled_refuse_delete", "event_handled_require_settled"):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     session.execute(
                         sql.SQL(
@@ -273,7 +287,7 @@ def test_the_trigger_functions_cannot_be_borrowed(database: str) -> None:
 # the trap: everything the functions use exists once more, in front of the real thing
 
 PLACES = ("trap", "pg_temp")
-COPIED = ("outbox", "event_handled", "deployments", "subscriptions", "audit")
+COPIED = ("outbox", "event_handled", "deployments", "subscriptions", "audit", "brakes", "workers", "sweeper")
 
 COLUMNS = """\
 select string_agg(format('%%I %%s', attname, format_type(atttypid, atttypmod)), ', ' order by attnum)
@@ -296,8 +310,20 @@ FAKES = [
     ("current_workspace", "", "uuid", "null"),
     ("outbox_channel", "bigint, text", "text", "'x'"),
     ("outbox_child_id", "uuid, text", "uuid", "null"),
+    ("outbox_wake", "text, text", "void", None),
+    ("pg_notification_queue_usage", "", "double precision", "1"),
     ("worker_lock_key", "text", "bigint", "0"),
     ("require_parallel", "integer[]", "void", None),
+    ("require_sweep_range", "bigint, bigint, interval, interval, integer", "void", None),
+    ("deployment_status", "bigint", "text", "'allocated'"),
+    ("deployment_blockers", "bigint, integer", "bigint", "null"),
+    ("worker_lives", "text", "boolean", "false"),
+    ("outbox_key_lives", "text", "boolean", "false"),
+    ("sweep_renew", "text", "void", None),
+    ("sweep_record", "boolean", "void", None),
+    ("btrim", "text", "text", "'x'"),
+    ("length", "text", "integer", "1"),
+    ("jsonb_strip_nulls", "jsonb", "jsonb", "'{}'"),
     ("octet_length", "text", "integer", "0"),
     ('"left"', "text, integer", "text", "'x'"),
     ("regexp_replace", "text, text, text", "text", "'x'"),
@@ -318,6 +344,10 @@ OPERATORS = [
     ("<", "timestamptz", "boolean", "true"),
     ("||", "text", "text", "'x'"),
     ("||", "jsonb", "jsonb", "'[]'"),
+    (">", "text", "boolean", "false"),
+    ("=", "tid", "boolean", "true"),
+    (">=", "tid", "boolean", "true"),
+    ("<", "interval", "boolean", "false"),
 ]
 
 
@@ -464,12 +494,17 @@ def test_delivery_is_not_led_astray(trap: Callable[[str], Trap], connection: Con
     subscribe = "select handler_name from core.outbox_subscribe(1, '{platform}', %s, '{platform.other}', '{3}', %s)"
     assert worker.execute(subscribe, [[EVENT_TYPE], False]).fetchall() == [("platform.project_scan",)]
     assert worker.execute(subscribe, [[EVENT_TYPE], True]).fetchall() == []
+    sign_in = "select core.worker_sign_in(%s, '{1}', '{platform}', '{outbox_gen_1}', 'h', 1, '1')"
+    for name in ("stays", "leaves"):
+        worker.execute(sign_in, [name])
+    worker.execute("select core.worker_sign_out('leaves')")
 
     found = statuses(connection)
     assert (found[begun.id], found[released.id], found[orphaned.id]) == ("delivered", "pending", "pending")
     assert (found[broadcast], found[unwanted]) == ("delivered", "failed")
     assert value(connection, "select event_id from core.event_handled") == begun.id
     assert value(connection, "select handler_name from core.subscriptions") == "platform.other"
+    assert value(connection, "select name from core.workers") == "stays"
     untouched(laid, before)
 
 
@@ -497,6 +532,61 @@ def test_operating_is_not_led_astray(trap: Callable[[str], Trap], connection: Co
         ("replay", "ada", laid.user, [replayed_too]),
         ("discard", "ada", laid.user, [discarded]),
         ("discard", laid.user, laid.user, [by_hand]),
+    ]
+    untouched(laid, before)
+
+
+def test_releasing_and_braking_are_not_led_astray(trap: Callable[[str], Trap], connection: Connection) -> None:
+    moved = outbox_row(connection)
+    laid = trap("operator")
+    operator, before = laid.session, laid.bait()
+
+    asked = "'{platform}', '{worlds.scan.completed}', '{platform.project_scan}', '{6}', 'ada'"
+    allocated = operator.execute(f"select core.deployment_allocate(null, 'v3', {asked})")
+    assert allocated.fetchall() == [(3,)]
+    assert operator.execute("select core.deployment_promote(3, 'ada')").fetchall() == [(1,)]
+    waiting = operator.execute("select status, rows from core.deployment_blockers(1)")
+    assert waiting.fetchall() == [("pending", 1)]
+    assert operator.execute("select core.outbox_hand_over(1, 3, 'platform', 10, 'ada')").fetchall() == [(1,)]
+    operator.execute("select core.deployment_retire(1, 'ada')")
+    operator.execute("select core.deployment_drain(2, 'ada')")
+    assert operator.execute("select core.brake_pull('platform', 'ada', 'r')").fetchall() == [(True,)]
+    assert operator.execute("select core.brake_release('platform', 'ada')").fetchall() == [(True,)]
+    assert operator.execute("select core.worker_lives('nobody')").fetchall() == [(False,)]
+
+    status = dict(connection.execute("select generation, status from core.deployments").fetchall())
+    assert status == {0: "retired", 1: "retired", 2: "draining", 3: "live"}
+    assert connection.execute("select id, generation from core.outbox").fetchall() == [(moved, 3)]
+    assert value(connection, "select count(*) from core.subscriptions where generation = 3") == 1
+    actions = ["allocate", "promote", "hand_over", "retire", "drain", "brake", "release_brake"]
+    assert connection.execute("select action, actor, session_role from core.audit order by id").fetchall() == [
+        (action, "ada", laid.user) for action in actions
+    ]
+    untouched(laid, before)
+
+
+def test_sweeping_is_not_led_astray(trap: Callable[[str], Trap], connection: Connection) -> None:
+    pending, failed = outbox_row(connection), outbox_row(connection, "failed")
+    put_away = outbox_row(connection, "delivered")
+    outbox_row(connection, "delivered", deleted_at="2026-01-01T00:00Z")
+    for event_id in (failed, uuid4()):
+        handled = {"handler_name": "platform.project_scan", "idempotency_key": str(event_id), "event_id": event_id}
+        insert(connection, "event_handled", {**handled, "deleted_at": "2026-01-01T00:00Z"})
+    laid = trap("retention")
+    sweeper, before = laid.session, laid.bait()
+
+    assert sweeper.execute("select core.sweep_begin('s')").fetchall() == [(True,)]
+    for function, swept in (("sweep_outbox", (1, 1, False)), ("sweep_handled", (0, 1, False))):
+        statement = sql.SQL("select * from core.{}('s', 0, 100, '1 hour', '1 hour')").format(sql.Identifier(function))
+        assert sweeper.execute(statement).fetchall() == [swept]
+    sweeper.execute("select core.sweep_finish('s')")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        sweeper.execute("delete from core.event_handled")
+
+    assert set(statuses(connection)) == {pending, failed, put_away}
+    assert value(connection, "select event_id from core.event_handled") == failed
+    assert connection.execute("select action, actor, session_role from core.audit").fetchall() == [
+        ("sweep", "s", laid.user)
     ]
     untouched(laid, before)
 

@@ -13,6 +13,7 @@ from spectral.core.events import new_event_id
 from spectral.core.events.testing import Fault, Ledger, Subscribed, Verdict
 from spectral.core.events.testing.evidence import Effect, Evidence, Move, Row
 from spectral.core.events.testing.oracle import judge
+from spectral.core.events.testing.owed import child_id
 
 TYPE = "worlds.scan.completed"
 HANDLER = "platform.project"
@@ -100,6 +101,33 @@ def test_an_event_without_row_and_effect_is_lost() -> None:
 
 def test_an_event_whose_row_was_swept_is_judged_by_its_effects() -> None:
     assert judge(published(EVENT).entries(), replace(delivered(EVENT), rows=())).clean
+
+
+def test_an_event_that_was_discarded_and_swept_is_not_lost() -> None:
+    swept = Evidence(subscriptions=(SUBSCRIPTION,))
+    assert faults(judge(published(EVENT).entries(), swept)) == {"lost": 1}
+    assert judge(published(EVENT).entries(), replace(swept, discarded=frozenset({EVENT}))).clean
+    bare = Ledger()
+    bare.attempt(EVENT).ok()
+    assert judge(bare.entries(), Evidence(discarded=frozenset({EVENT}))).clean
+    # one that was discarded, replayed after all and delivered to nobody is
+    undelivered = replace(delivered(EVENT), effects=(), discarded=frozenset({EVENT}))
+    assert faults(judge(published(EVENT).entries(), undelivered)) == {"lost": 1}
+
+
+def test_a_share_of_a_broadcast_that_was_discarded_and_swept_is_not_lost() -> None:
+    worlds = Subscribed(1, "worlds", TYPE, "worlds.index")
+    swept = replace(delivered(EVENT), rows=(), subscriptions=(SUBSCRIPTION, worlds))
+    ledger = published(EVENT, target=None)
+    assert faults(judge(ledger.entries(), swept)) == {"lost": 1}
+    for context, clean in (("worlds", True), ("platform", False)):
+        discarded = replace(swept, discarded=frozenset({child_id(EVENT, context)}))
+        assert judge(ledger.entries(), discarded).clean == clean
+
+
+def test_a_silent_handler_is_believed_when_row_and_record_were_swept() -> None:
+    swept = Evidence(subscriptions=(SUBSCRIPTION,))
+    assert judge(published(EVENT).entries(), swept, silent=[HANDLER]).clean
 
 
 def test_every_handler_that_was_subscribed_is_owed_the_event() -> None:
@@ -365,3 +393,38 @@ def test_a_replayed_event_of_unknown_origin_may_have_been_of_any_generation_befo
     ledger = Ledger()
     ledger.attempt(EVENT).ok()
     assert judge(ledger.entries(), replayed(EVENT, effect(EVENT, recorded_at=NOON - timedelta(seconds=1)))).clean
+
+
+def test_an_event_that_was_handed_over_and_swept_belongs_to_where_it_went() -> None:
+    renamed = SUBSCRIPTION._replace(generation=2, handler_name="platform.renamed")
+    moved = replace(replayed(EVENT), rows=(), subscriptions=(SUBSCRIPTION, renamed))
+    after = effect(EVENT, generation=2, handler="platform.renamed", recorded_at=LATER)
+    assert judge(published(EVENT).entries(), replace(moved, effects=(after,))).clean
+    stayed = after._replace(generation=1)
+    assert faults(judge(published(EVENT).entries(), replace(moved, effects=(stayed,)))) == {"wrong_generation": 1}
+    nobody = judge(published(EVENT).entries(), moved)
+    assert nobody.problems() == [f"lost: event {EVENT} is gone, but platform.renamed did not handle it"]
+
+
+def test_a_broadcast_that_was_handed_over_is_owed_to_those_who_subscribe_where_it_was_split() -> None:
+    """Whether its rows are still there or not; a share may have been handed over once more."""
+    worlds = Subscribed(2, "worlds", TYPE, "worlds.index")
+    child = child_id(EVENT, "worlds")
+    parent = row(EVENT, target=None, generation=2)
+    share = row(child, event_id=EVENT, key=str(EVENT), target="worlds", generation=2)
+    took = effect(EVENT, generation=2, handler="worlds.index", context="worlds", recorded_at=LATER)
+    ledger = published(EVENT, target=None)
+    split = Evidence(subscriptions=(SUBSCRIPTION, worlds), moves=(Move(EVENT, NOON, 2),), effects=(took,))
+    for rows in ((parent, share), ()):
+        assert judge(ledger.entries(), replace(split, rows=rows)).clean
+        stayed = replace(split, rows=rows, effects=(took._replace(generation=1),))
+        assert faults(judge(ledger.entries(), stayed)) == {"wrong_generation": 1}
+    again = (Move(EVENT, NOON, 2), Move(child, NOON, 3))
+    subscriptions = (*split.subscriptions, worlds._replace(generation=3))
+    before = effect(
+        EVENT, generation=2, handler="worlds.count", context="worlds", recorded_at=NOON - timedelta(seconds=1)
+    )
+    effects = (before, took._replace(generation=3))
+    went_on = replace(split, moves=again, subscriptions=subscriptions, effects=effects)
+    for rows in ((parent, share._replace(generation=3)), ()):
+        assert judge(ledger.entries(), replace(went_on, rows=rows)).clean

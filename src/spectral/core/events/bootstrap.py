@@ -171,6 +171,6 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     direct = database.direct_dsn or database.dsn
     # psycopg and structlog come with these; a publisher on another driver does without
     postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")
-    connections: Connections = postgres.connections(database.dsn, direct, settings, shared)
+    connections: Connections = postgres.connections(database.dsn, direct, settings, shared, routes.contexts)
     probe: Probe = options.get("probe") or logs.LogProbe(settings.name, settings.generation)
     return Listener(connections, Desk(settings, routes, probe, logs.handler_logger, random.random))

@@ -34,6 +34,11 @@ _MOVES: Final = (
     b"select unnest(event_ids), recorded_at, (detail ->> 'generation')::bigint from core.audit"
     b" where detail ? 'generation' order by recorded_at"
 )
+# What was done last to each row: a discard may have been taken back.
+_DISCARDED: Final = (
+    b"select row_id from (select distinct on (row_id) row_id, action from core.audit, unnest(event_ids) as row_id"
+    b" where action in ('discard', 'undo_discard') order by row_id, id desc) as done where action = 'discard'"
+)
 
 
 class Row(NamedTuple):
@@ -84,13 +89,17 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything the oracle looks at. `handled` is the dedup log: pairs of handler and key."""
+    """Everything the oracle looks at.
+
+    `handled` is the dedup log: pairs of handler and key. `discarded` are rows that somebody discarded, swept ones too.
+    """
 
     rows: tuple[Row, ...] = ()
     effects: tuple[Effect, ...] = ()
     handled: frozenset[tuple[str, str]] = frozenset()
     subscriptions: tuple[Subscribed, ...] = ()
     moves: tuple[Move, ...] = ()
+    discarded: frozenset[UUID] = frozenset()
 
 
 async def collect(dsn: str, *, table: str = EFFECTS_TABLE) -> Evidence:
@@ -115,6 +124,7 @@ async def collect(dsn: str, *, table: str = EFFECTS_TABLE) -> Evidence:
                 handled=frozenset((handler, key) for handler, key in await all_of(_HANDLED)),
                 subscriptions=tuple(Subscribed(*row) for row in await all_of(_SUBSCRIPTIONS)),
                 moves=tuple(Move(*row) for row in await all_of(_MOVES)),
+                discarded=frozenset(row_id for (row_id,) in await all_of(_DISCARDED)),
             )
 
     session = Session(dsn, _APPLICATION, _ANSWER, settings={})

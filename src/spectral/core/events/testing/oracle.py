@@ -175,13 +175,13 @@ class _Case:
             if self._owed.is_known(entry):
                 for share in self._owed.shares(entry):
                     yield from self._judge(share)
-            elif entry.event_id not in self._effects:
+            elif entry.event_id not in self._effects and entry.event_id not in self._owed.discarded:
                 yield Problem(Fault.LOST, f"event {entry.event_id}", "left neither a row nor an effect")
 
     def _judge(self, share: Share) -> Iterator[Problem]:
         subject = f"event {share.event_id}"
         handlers = self._owed.handlers(share)
-        if share.status in OPEN:
+        if share.status in OPEN or (share.row is None and share.row_id in self._owed.discarded):
             return
         if share.status == "failed":
             if handlers and all(self._took_effect(handler, share.key) for handler in handlers):
@@ -189,7 +189,9 @@ class _Case:
                 yield Problem(Fault.FALSE_DEAD_LETTER, subject, detail)
             return
         for handler in handlers:
-            if not self._was_handled(handler, share.key):
+            # Of what was swept away there is no record any more to believe.
+            was_swept = share.row is None and handler in self._leave.silent
+            if not was_swept and not self._was_handled(handler, share.key):
                 yield Problem(Fault.LOST, subject, f"is {share.status}, but {handler} did not handle it")
         # A listener to everything has subscribed to nothing: some handler of that context will do.
         if not handlers and share.context not in self._contexts_by_key[share.key]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from uuid import UUID
 
     from spectral.core.events.testing.evidence import Effect, Evidence, Move, Row, Subscribed
     from spectral.core.events.testing.ledger import Entry
@@ -17,13 +18,17 @@ OPEN = ("pending", "in_flight")
 
 
 class Share(NamedTuple):
-    """What one context is to get of an event; `generation` is the one it was published in, as far as that is known."""
+    """What one context is to get of an event; `generation` is the one it was published in, as far as that is known.
+
+    `row_id` is known of a row that was swept away too: what was done to it is on record.
+    """
 
     event_id: UUID
     event_type: str
     key: str
     context: str
     generation: int | None
+    row_id: UUID
     row: Row | None
 
     @property
@@ -32,10 +37,17 @@ class Share(NamedTuple):
         return "gone" if self.row is None else self.row.status
 
 
+def child_id(parent_id: UUID, context: str) -> UUID:
+    """The id of a context's share of a broadcast, as `core.outbox_child_id` makes it."""
+    digest = sha256(f"{parent_id}/{context}".encode()).hexdigest()
+    return UUID(f"{parent_id.hex[:12]}8{digest[:3]}a{digest[3:18]}")
+
+
 class Owed:
     """Answers from the rows, the subscriptions and the audit, never from effects."""
 
     def __init__(self, evidence: Evidence) -> None:
+        self.discarded = evidence.discarded
         self.rows: dict[UUID, list[Row]] = defaultdict(list)
         for row in evidence.rows:
             self.rows[row.event_id].append(row)
@@ -60,31 +72,33 @@ class Owed:
         if generation is None and main is not None and main.row_id not in self._moves:
             generation = main.generation
 
-        def share(context: str, row: Row | None) -> Share:
-            return Share(entry.event_id, event_type, entry.key, context, generation, row)
-
         if target is not None:
-            return [share(target, main)]
+            return [Share(entry.event_id, event_type, entry.key, target, generation, entry.event_id, main)]
         if main is not None and main.status in OPEN:
             return []
         children = {row.target: row for row in rows if row.target is not None}
         split_at = main.delivered_at if main is not None else None
-        split_in = main.generation if main is not None else generation
+        split_in = main.generation if main is not None else self._last_generation(entry.event_id, generation)
+
+        def share(context: str, row: Row | None) -> Share:
+            row_id = child_id(entry.event_id, context) if row is None else row.row_id
+            return Share(entry.event_id, event_type, entry.key, context, split_in, row_id, row)
+
         subscribed = {each.context for each in self._since(split_in, event_type, split_at)}
         return [share(context, children.get(context)) for context in sorted(subscribed | children.keys())]
 
     def handlers(self, share: Share) -> list[str]:
         """The handlers that were subscribed when it was delivered."""
-        generation = share.generation if share.row is None else share.row.generation
+        generation = self._generation(share)
         delivered_at = None if share.row is None else share.row.delivered_at
         known = self._since(generation, share.event_type, delivered_at)
         return [each.handler_name for each in known if each.context == share.context]
 
     def generations(self, share: Share, effect: Effect) -> set[int]:
         """The generations the share was of when the effect was recorded; none if nobody can say."""
-        moves = self._moves.get(share.row.row_id, []) if share.row is not None else []
+        moves = self._moves.get(share.row_id, [])
         if not moves:
-            known = share.generation if share.row is None else share.row.generation
+            known = self._generation(share)
         elif effect.external:
             # Perhaps by a handler that was given up and lived on: any generation the row ever was of.
             return {each for each in (share.generation, *(move.generation for move in moves)) if each is not None}
@@ -92,6 +106,14 @@ class Owed:
             before = [move.generation for move in moves if move.at <= effect.recorded_at]
             known = before[-1] if before else share.generation
         return set() if known is None else {known}
+
+    def _generation(self, share: Share) -> int | None:
+        """The one its row is of, or was of when it was swept away."""
+        return self._last_generation(share.row_id, share.generation) if share.row is None else share.row.generation
+
+    def _last_generation(self, row_id: UUID, published_in: int | None) -> int | None:
+        moves = self._moves.get(row_id)
+        return moves[-1].generation if moves else published_in
 
     def _since(self, generation: int | None, event_type: str, moment: datetime | None) -> list[Subscribed]:
         """Who was subscribed at that moment; a row that is not at its end yet is owed to everybody."""

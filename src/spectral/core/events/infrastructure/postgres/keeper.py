@@ -1,9 +1,20 @@
-"""The keeper: renews this worker's leases and takes back what nobody works on, on a connection of its own."""
+"""The keeper: renews this worker's leases and takes back what nobody works on, on a connection of its own.
+
+It also signs the worker in, so that an operator sees who is at work, and out again.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
+from spectral.core.events.failure import SpectralError
 from spectral.core.events.infrastructure.postgres.ear import SHOW_LIFE
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.probe import Reaped, Unhandled
@@ -12,24 +23,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import timedelta
 
-    import psycopg
-
     from spectral.core.events.lease import Lease
     from spectral.core.events.settings import WorkerSettings
 
+_SIGN_IN: Final = b"select core.worker_sign_in(%s, %s::bigint[], %s::text[], %s::text[], %s, %s, %s)"
+_SIGN_OUT: Final = b"select core.worker_sign_out(%s)"
 _RENEW: Final = b"select * from core.outbox_renew(%s::uuid[], %s::uuid[])"
 _REAP: Final = b"select id, status, reason, worker, attempts from core.outbox_reap(%s, %s)"
 _RELEASE_UNKNOWN: Final = b"select * from core.outbox_release_unknown(%s, %s::uuid[], %s)"
 _FAIL_UNHANDLED: Final = (
     b"select id, event_type from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
 )
+_GOODBYE: Final = 1.0
 
 
 class PostgresKeeper:
     """Implements `Keeper`."""
 
-    def __init__(self, dsn: str, settings: WorkerSettings) -> None:
+    def __init__(self, dsn: str, settings: WorkerSettings, contexts: Collection[str]) -> None:
         self._settings = settings
+        self._contexts = list(contexts)
         self._session = Session(
             dsn, f"spectral keep {settings.name}", settings.times.answer, settings={"lock_timeout": "2s"}
         )
@@ -37,7 +50,11 @@ class PostgresKeeper:
     async def open(self) -> None:
         """See `Keeper`."""
         await self._session.drop()
-        await self._rows(SHOW_LIFE, [self._settings.name])
+        settings = self._settings
+        await self._rows(SHOW_LIFE, [settings.name])
+        channels, generations = list(settings.claimed_channels()), list(settings.generations())
+        at = [socket.gethostname(), os.getpid(), version("spectral-events")]
+        await self._rows(_SIGN_IN, [settings.name, generations, self._contexts, channels, *at])
 
     async def renew(self, leases: Collection[Lease]) -> set[Lease]:
         """See `Keeper`."""
@@ -67,6 +84,11 @@ class PostgresKeeper:
 
     async def close(self) -> None:
         """See `Keeper`."""
+        if self._session.is_open:
+            # A worker that cannot say goodbye is seen to be gone by its lock.
+            with suppress(SpectralError, psycopg.Error, TimeoutError):
+                async with asyncio.timeout(_GOODBYE):
+                    await self._rows(_SIGN_OUT, [self._settings.name])
         await self._session.drop()
 
     async def _rows(self, statement: bytes, parameters: Sequence[object]) -> list[tuple[Any, ...]]:

@@ -16,11 +16,15 @@ from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from spectral.core.events.delivery.publish import Publishing
     from spectral.core.events.settings import WorkerSettings
 
 
-def connections(dsn: str, direct_dsn: str, settings: WorkerSettings, publishing: Publishing) -> Connections:
+def connections(
+    dsn: str, direct_dsn: str, settings: WorkerSettings, publishing: Publishing, contexts: Collection[str]
+) -> Connections:
     """Nothing is opened yet; each connects when it is first needed.
 
     Raises:
@@ -32,7 +36,7 @@ def connections(dsn: str, direct_dsn: str, settings: WorkerSettings, publishing:
         claims=PostgresClaims(dsn, settings),
         settlements=PostgresSettlements(dsn, settings),
         ear=PostgresEar(direct_dsn, settings),
-        keeper=PostgresKeeper(direct_dsn, settings),
+        keeper=PostgresKeeper(direct_dsn, settings, contexts),
         lane=lambda: PostgresLane(dsn, settings, publishing),
     )
 
