@@ -7,6 +7,7 @@
 Read in this order: `files`, `ledger`, `fingerprint`, `transaction`, `runner`.
 """
 
+from spectral.core.database import describe_database
 from spectral.core.migrations.failure import (
     DatabaseUnavailableError,
     MigrationDriftError,
@@ -30,7 +31,6 @@ from spectral.core.migrations.progress import (
     Waiting,
 )
 from spectral.core.migrations.runner import Action, Step, UpReport, Verification, plan, script, status, up, verify
-from spectral.core.migrations.server import describe_database
 from spectral.core.migrations.transaction import UpOptions
 
 __all__ = [

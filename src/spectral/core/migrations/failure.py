@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spectral.core import database
 from spectral.core.events.failure import SpectralError
 
 if TYPE_CHECKING:
@@ -62,5 +63,5 @@ class UnsupportedServerError(MigrationError):
     """The server is too old or read-only, or the role may not create what the ledger needs."""
 
 
-class DatabaseUnavailableError(MigrationError):
+class DatabaseUnavailableError(MigrationError, database.DatabaseUnavailableError):
     """The server could not be reached, or went away."""

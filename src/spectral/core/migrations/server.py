@@ -5,7 +5,6 @@ The connection string is used here and nowhere printed; `describe_database` is a
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import psycopg
 from psycopg import conninfo
 from psycopg.rows import class_row
 
-from spectral.core.events.failure import ConfigurationError
+from spectral.core.database import connect_reason, describe_database
 from spectral.core.migrations.failure import DatabaseUnavailableError, MigrationError, UnsupportedServerError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 OLDEST_SUPPORTED = 15
 _CONNECT_TIMEOUT_SECONDS = 10
-_PLAIN = re.compile(r"[A-Za-z0-9_.:,/\[\]-]*")
 
 _FACTS = """\
 select pg_catalog.current_setting('server_version_num')::int as version,
@@ -71,28 +69,6 @@ def require_writable(facts: ServerFacts) -> None:
         )
 
 
-def describe_database(dsn: str) -> str:
-    """Host, port and database name of a connection string, and nothing else of it.
-
-    Raises:
-        ConfigurationError: it cannot be read, or a special character in the password has spilled over into the host.
-    """
-    try:
-        given = conninfo.conninfo_to_dict(dsn)
-    except psycopg.Error:
-        # The driver's message quotes the connection string.
-        raise ConfigurationError(
-            "the connection string cannot be read; write it as postgresql://user:password@host:port/database"
-        ) from None
-    defaults = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
-    host, port, name = (str(given.get(key) or defaults.get(key) or "") for key in ("host", "port", "dbname"))
-    if not (_PLAIN.fullmatch(host) and re.fullmatch(r"[0-9,]*", port)) or "@" in name:
-        raise ConfigurationError(
-            "the connection string cannot be read; percent-encode special characters in the password (@ as %40)"
-        )
-    return f"{host or 'local socket'}:{port or '5432'}/{name or 'default database'}"
-
-
 @contextmanager
 def connected(dsn: str) -> Generator[psycopg.Connection[tuple[Any, ...]]]:
     """A connection of the runner's own, with the driver's errors translated.
@@ -106,7 +82,7 @@ def connected(dsn: str) -> Generator[psycopg.Connection[tuple[Any, ...]]]:
     try:
         connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, **options)
     except psycopg.Error as error:
-        raise DatabaseUnavailableError(f"no connection to {where}: {_connect_reason(error)}") from None
+        raise DatabaseUnavailableError(f"no connection to {where}: {connect_reason(error)}") from None
     try:
         with connection:
             # A waiting runner must see, once it has the lock, what the one before it committed.
@@ -135,12 +111,3 @@ def translate(error: psycopg.Error, *, where: str, broken: bool) -> MigrationErr
     reason = error.diag.message_primary or type(error).__name__
     hint = "; connect as the role that ran the first migration" if error.sqlstate == "42501" else ""
     return MigrationError(f"{reason} (SQLSTATE {error.sqlstate or 'unknown'}){hint}")
-
-
-def _connect_reason(error: psycopg.Error) -> str:
-    """The part of libpq's message that cannot hold a piece of the connection string."""
-    text = str(error)
-    if "could not translate host name" in text or "failed to resolve host" in text:
-        return "the host name is not known"
-    _, failed, reason = text.rpartition("failed: ")
-    return reason.splitlines()[0].removeprefix("FATAL:").strip() if failed and reason else "the server did not answer"

@@ -1,0 +1,142 @@
+"""What slows a database down as it grows: vacuum, whoever holds it up, the NOTIFY queue, the sweep, sheer size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.operations import verdict_words as words
+from spectral.core.operations.verdict_values import Finding, Level
+from spectral.core.operations.verdict_words import end_holder, name_holder, spoken
+from spectral.core.retention import overdue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spectral.core.operations.doctor.facts import Facts
+    from spectral.core.operations.verdict_values import Limits
+
+_FEW_DEAD: Final = 10_000
+_ENOUGH: Final = 1_000
+
+
+def find_vacuum(facts: Facts, limits: Limits) -> Iterator[Finding]:
+    """Autovacuum is off, or does not keep up, on a table that is rewritten all the time."""
+    tables = facts.snapshot.tables if facts.snapshot is not None else ()
+    for table in tables:
+        if not table.autovacuum:
+            yield Finding(
+                "autovacuum",
+                Level.ATTENTION,
+                f"Autovacuum is off for {table.name}",
+                "Every claim walks over the dead rows that pile up, and gets slower for ever",
+                words.psql(f"alter table {table.name} reset (autovacuum_enabled)", "show autovacuum"),
+            )
+        elif table.dead > max(_FEW_DEAD, limits.dead * table.vacuum_due_at):
+            when = f"last vacuumed at {table.last_vacuum:%Y-%m-%d %H:%M} UTC" if table.last_vacuum else "never vacuumed"
+            yield Finding(
+                "vacuum_behind",
+                Level.ATTENTION,
+                f"{table.name} has {table.dead:,} dead rows beside {table.rows:,} (estimated), {when}",
+                "Autovacuum does not keep up, or a transaction holds it up; claims get slower",
+                words.psql(f"vacuum (verbose) {table.name}"),
+            )
+
+
+def find_horizon_holders(facts: Facts, limits: Limits) -> Iterator[Finding]:
+    """Transactions that keep every dead row from being vacuumed, by name."""
+    snapshot = facts.snapshot
+    for holder in snapshot.holders if snapshot is not None else ():
+        long = holder.since is not None and holder.since >= limits.transaction
+        if not long and holder.age < limits.held:
+            continue
+        since = f"open for {spoken(holder.since)}" if holder.since is not None else "open for an unknown time"
+        yield Finding(
+            "held_xmin",
+            Level.ATTENTION,
+            f"{name_holder(holder)} is {since}, {holder.age:,} transactions behind",
+            "No dead row younger than it can be vacuumed, in any table; claims and sweeps get slower",
+            end_holder(holder),
+        )
+
+
+def find_full_queue(facts: Facts, limits: Limits) -> Iterator[Finding]:
+    """The NOTIFY queue of the whole server fills up."""
+    usage = facts.snapshot.notify_queue if facts.snapshot is not None else 0.0
+    if usage >= limits.queue:
+        yield Finding(
+            "notify_queue",
+            Level.UNHEALTHY if usage >= limits.queue_full else Level.ATTENTION,
+            f"The NOTIFY queue is {usage:.0%} full",
+            "A listener sits in a transaction and reads nothing; at 100 % every publish fails",
+            words.psql(
+                "select pid, usename, application_name, xact_start from pg_stat_activity"
+                " where state like 'idle in transaction%' order by xact_start"
+            ),
+        )
+
+
+def find_blockers(facts: Facts, _: Limits) -> Iterator[Finding]:
+    """Somebody locks the outbox against everybody."""
+    for blocker in facts.blockers:
+        doing = "holds" if blocker.granted else "waits for"
+        yield Finding(
+            "outbox_locked",
+            Level.UNHEALTHY,
+            f"Backend {blocker.pid}, {blocker.name!r} of {blocker.user} ({blocker.state or 'state hidden'}), {doing} an"
+            f" exclusive lock on core.outbox for {spoken(blocker.since)}",
+            "Nobody can publish or claim until it is gone",
+            words.end_backend(blocker.pid),
+        )
+
+
+def find_overdue_sweep(facts: Facts, _: Limits) -> Iterator[Finding]:
+    """Nothing is put away any more. A young database has nothing to sweep."""
+    state = facts.snapshot.sweep if facts.snapshot is not None else None
+    if state is not None and (lateness := overdue(state)).overdue:
+        yield Finding(
+            "sweep",
+            Level.ATTENTION,
+            f"{lateness.because[:1].upper()}{lateness.because[1:]}",
+            "Delivered events and dedup records pile up; nothing else removes them",
+            words.SWEEP,
+        )
+
+
+def find_size(facts: Facts, limits: Limits) -> Iterator[Finding]:
+    """The first step of the growth plan: so many rows that one table is too few."""
+    outbox = facts.snapshot.table("core.outbox") if facts.snapshot is not None else None
+    if outbox is not None and outbox.rows > limits.partition:
+        yield Finding(
+            "growth_partition",
+            Level.NOTICE,
+            f"core.outbox has {outbox.rows:,} rows (estimated), more than {limits.partition:,}",
+            "Vacuum and sweep read ever more; with monthly partitions a sweep drops a table instead",
+            "partition the outbox by month",
+        )
+
+
+def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
+    """The second step of the growth plan: Postgres alone no longer wakes and spreads the work fast enough."""
+    reasons = list(_reasons_for_a_broker(facts, limits))
+    if reasons:
+        yield Finding(
+            "growth_relay",
+            Level.NOTICE,
+            "; ".join(reasons),
+            "The growth plan's second step: a broker wakes and spreads the work, the outbox stays the truth",
+            "swap the relay to NATS JetStream or Redis Streams",
+        )
+
+
+def _reasons_for_a_broker(facts: Facts, limits: Limits) -> Iterator[str]:
+    outbox = facts.snapshot.table("core.outbox") if facts.snapshot is not None else None
+    if outbox is not None and outbox.rows > limits.relay:
+        yield f"core.outbox has {outbox.rows:,} rows (estimated), more than {limits.relay:,}"
+    latency = facts.latency
+    if latency is not None and latency.p99 is not None and latency.sample >= _ENOUGH and latency.p99 > limits.ack:
+        yield (
+            f"The 99th percentile from due to delivered was {latency.p99.total_seconds():,.1f} s over the last week"
+            f" (sample of {latency.sample:,})"
+        )
+    if facts.snapshot is not None and facts.snapshot.notify_queue >= limits.queue_full:
+        yield f"The NOTIFY queue is {facts.snapshot.notify_queue:.0%} full"

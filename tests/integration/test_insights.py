@@ -1,0 +1,240 @@
+"""One look at a real database: what it counts, how far it counts, what it costs, and who may look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from spectral.core.database import Database, RefusedError, connect
+from spectral.core.events import ConfigurationError
+from spectral.core.operations import insights_sql
+from spectral.core.operations.documents import as_document
+from spectral.core.operations.insights import COUNT_CAP, Amount, Backlog, Snapshot, take_snapshot
+from spectral.core.operations.verdict import Level, judge
+from tests.migrations.schema import role
+
+AGO = timedelta(minutes=4)
+
+
+@pytest.fixture
+async def operator(database: str) -> AsyncIterator[Database]:
+    """What an operator's command holds, here as the superuser."""
+    async with connect(database, "test") as opened:
+        yield opened
+
+
+def publish(connection: psycopg.Connection[Any], count: int = 1, **columns: object) -> None:
+    """Rows of generation 1 for the platform that have been due for four minutes."""
+    given = {
+        "event_type": "worlds.scan.completed",
+        "source": "worlds",
+        "target": "platform",
+        "generation": 1,
+        "channel": "outbox_gen_1",
+        "created_at": datetime.now(UTC) - AGO,
+        "next_attempt_at": datetime.now(UTC) - AGO,
+        **columns,
+    }
+    statement = sql.SQL("insert into core.outbox ({}) select {} from generate_series(1, {})").format(
+        sql.SQL(", ").join(map(sql.Identifier, given)),
+        sql.SQL(", ").join(map(sql.Placeholder, given)),
+        sql.Literal(count),
+    )
+    connection.execute(statement, given)
+
+
+def in_flight(worker: str, **columns: object) -> dict[str, object]:
+    claimed = {"status": "in_flight", "attempts": 1, "claim_token": uuid4(), "claimed_by": worker}
+    return {**claimed, "claimed_at": datetime.now(UTC) - AGO, **columns}
+
+
+def failed(at: datetime) -> dict[str, object]:
+    return {"status": "failed", "attempts": 6, "last_error": "ValueError: no", "first_failed_at": at, "claimed_at": at}
+
+
+def sign_in(connection: psycopg.Connection[Any], name: str, *, alive: bool = True) -> None:
+    """What a worker of the platform is to the database: an entry, and a lock that its session holds."""
+    connection.execute(
+        "select core.worker_sign_in(%s, '{1}', '{platform}', '{outbox_gen_1,outbox_default}', 'box', 4711, '0.1')",
+        [name],
+    )
+    if alive:
+        connection.execute("select pg_advisory_lock_shared(core.worker_lock_key(%s))", [name])
+
+
+def of(snapshot: Snapshot, context: str | None, generation: int = 1) -> Backlog:
+    (found,) = [each for each in snapshot.backlogs if (each.context, each.generation) == (context, generation)]
+    return found
+
+
+async def test_an_empty_database_has_nothing_to_show(operator: Database) -> None:
+    snapshot = await take_snapshot(operator)
+    assert (snapshot.backlogs, snapshot.lanes, snapshot.workers, snapshot.brakes) == ((), (), (), ())
+    assert snapshot.live_generation == 1
+    assert [(each.generation, each.status) for each in snapshot.deployments] == [
+        (2, "allocated"),
+        (1, "live"),
+        (0, "retired"),
+    ]
+    assert {table.name for table in snapshot.tables} == {"core.audit", "core.event_handled", "core.outbox"}
+    assert all(table.autovacuum for table in snapshot.tables)
+
+
+async def test_every_row_is_counted_where_it_belongs(operator: Database, connection: psycopg.Connection[Any]) -> None:
+    now = datetime.now(UTC)
+    publish(connection, 3)
+    publish(connection, 2, channel="outbox_gen_1_cold")
+    publish(connection, 1, next_attempt_at=now + timedelta(hours=1))
+    publish(connection, 1, target="worlds", generation=2, channel="outbox_gen_2")
+    publish(connection, 1, target=None)
+    publish(connection, 1, generation=9, channel="outbox_default")
+    publish(connection, 2, **failed(now))
+    publish(connection, 1, **failed(now - timedelta(hours=2)))
+    publish(connection, 1, **{**failed(now), "deleted_at": now})  # discarded: no longer a dead letter
+    snapshot = await take_snapshot(operator)
+
+    platform = of(snapshot, "platform")
+    assert (platform.due, platform.waiting, platform.failed, platform.failed_lately) == (
+        Amount(5),
+        Amount(1),
+        Amount(3),
+        Amount(2),
+    )
+    assert platform.oldest_due is not None
+    assert platform.oldest_due >= AGO
+    assert of(snapshot, "worlds", 2).due == Amount(1)
+    assert of(snapshot, None).due == Amount(1)
+    assert of(snapshot, "platform", 9).generation_status is None
+    assert {(lane.generation, lane.channel, lane.context, lane.due.value) for lane in snapshot.lanes} == {
+        (9, "outbox_default", "platform", 1),
+        (2, "outbox_gen_2", "worlds", 1),
+        (1, "outbox_gen_1", "platform", 3),
+        (1, "outbox_gen_1_cold", "platform", 2),
+        (1, "outbox_gen_1", None, 1),
+    }
+
+
+async def test_claims_are_stale_when_their_worker_shows_no_life(
+    operator: Database, connection: psycopg.Connection[Any]
+) -> None:
+    sign_in(connection, "lives")
+    sign_in(connection, "vanished", alive=False)
+    publish(connection, 2, **in_flight("lives"))
+    publish(connection, 3, **in_flight("vanished"))
+    publish(connection, 1, **in_flight("vanished", claimed_at=datetime.now(UTC)))  # may be reconnecting
+    snapshot = await take_snapshot(operator)
+    platform = of(snapshot, "platform")
+    assert (platform.in_flight, platform.stale) == (Amount(6), Amount(3))
+    assert [(each.name, each.alive, each.in_flight) for each in snapshot.workers] == [
+        ("lives", True, 2),
+        ("vanished", False, 4),
+    ]
+    assert [worker.name for worker in snapshot.servants("platform", 1)] == ["lives"]
+
+
+async def test_counts_stop_at_the_cap_and_say_so(operator: Database, connection: psycopg.Connection[Any]) -> None:
+    publish(connection, COUNT_CAP + 5)
+    snapshot = await take_snapshot(operator)
+    assert str(of(snapshot, "platform").due) == "10,000+"
+    assert "platform has 10,000+ events waiting" in judge(snapshot).sentences[1].text
+
+
+async def test_a_look_reads_no_more_rows_than_it_counts(connection: psycopg.Connection[Any]) -> None:
+    publish(connection, 2 * COUNT_CAP)
+    publish(connection, COUNT_CAP, status="delivered", delivered_at=datetime.now(UTC))
+    cap = 100
+    bounds = {"now": datetime.now(UTC), "cap": cap, "lanes": 10}
+    for name in ("LANES", "IN_FLIGHT", "FAILED"):
+        statement: bytes = getattr(insights_sql, name)
+        with connection.transaction():
+            connection.execute(insights_sql.PLAN)
+            (plan,) = connection.execute(b"explain (analyze, format json) " + statement, bounds).fetchall()
+        nodes = list(_nodes(plan[0][0]["Plan"]))
+        assert not [node for node in nodes if node["Node Type"] == "Seq Scan" and node["Relation Name"] == "outbox"]
+        assert max(_rows(node) for node in nodes if node.get("Relation Name") == "outbox") <= cap
+
+
+def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for child in plan.get("Plans", []) for node in _nodes(child))]
+
+
+def _rows(node: dict[str, Any]) -> float:
+    return float(node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+
+
+async def test_whoever_pins_old_rows_is_named(
+    operator: Database, connection: psycopg.Connection[Any], database: str
+) -> None:
+    with psycopg.connect(database, application_name="nightly report") as pinning:
+        pinning.execute("insert into core.audit (action, actor, affected) values ('test', 'test', 0)")
+        holder = (await take_snapshot(operator)).holders[0]
+        assert (holder.kind, holder.name, holder.pid) == ("backend", "nightly report", pinning.info.backend_pid)
+        assert holder.state == "idle in transaction"
+        assert holder.since is not None
+        pinning.rollback()
+    assert connection.info.backend_pid not in [each.pid for each in (await take_snapshot(operator)).holders]
+
+
+async def test_an_operators_login_sees_everything_but_other_logins_activity(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    sign_in(connection, "lives")
+    publish(connection, 3, workspace_id=uuid4())
+    with role(database, groups=("spectral_operator",)) as own, psycopg.connect(database) as pinning:
+        pinning.execute("select txid_current()")
+        pid, superuser = pinning.info.backend_pid, pinning.info.user
+        async with connect(own, "test") as operator:
+            snapshot = await take_snapshot(operator)
+    assert snapshot.login_sees_all
+    assert not snapshot.activity_visible
+    assert of(snapshot, "platform").due == Amount(3)
+    assert snapshot.workers[0].alive
+    (holder,) = [each for each in snapshot.holders if each.pid == pid]
+    assert (holder.user, holder.state, holder.since) == (superuser, None, None)  # named, and nothing guessed
+
+
+async def test_with_pg_monitor_an_operator_sees_activity_too(database: str) -> None:
+    with role(database, groups=("spectral_operator", "pg_monitor")) as own, psycopg.connect(database) as pinning:
+        pinning.execute("select txid_current()")
+        async with connect(own, "test") as operator:
+            holder = (await take_snapshot(operator)).holders[0]
+        assert (holder.pid, holder.state) == (pinning.info.backend_pid, "idle in transaction")
+
+
+async def test_a_read_only_login_is_told_that_it_sees_a_part(
+    database: str, connection: psycopg.Connection[Any]
+) -> None:
+    publish(connection, 3, workspace_id=uuid4())
+    with role(database, groups=("spectral_readonly",)) as own:
+        async with connect(own, "test") as reader:
+            snapshot = await take_snapshot(reader)
+    assert (snapshot.login_sees_all, snapshot.backlogs) == (False, ())
+    assert judge(snapshot).level is Level.ATTENTION
+
+
+async def test_a_login_that_may_not_look_is_told_what_to_grant(database: str) -> None:
+    with role(database, groups=("spectral_publisher",)) as own:
+        async with connect(own, "test") as publisher:
+            with pytest.raises(RefusedError, match="may not") as caught:
+                await take_snapshot(publisher)
+    assert caught.value.remedy == "grant spectral_operator to <role>"
+
+
+async def test_a_database_without_the_schema_is_told_from_an_empty_one(empty_database: str) -> None:
+    async with connect(empty_database, "test") as bare:
+        with pytest.raises(ConfigurationError, match="spectral migrate up"):
+            await take_snapshot(bare)
+
+
+async def test_a_look_is_one_json_document(operator: Database, connection: psycopg.Connection[Any]) -> None:
+    publish(connection)
+    document = as_document(await take_snapshot(operator))
+    assert json.loads(json.dumps(document))["backlogs"][0]["due"] == {"value": 1, "capped": False}
+    assert "payload" not in json.dumps(document)
