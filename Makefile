@@ -9,7 +9,7 @@ BIN    := $(VENV)/bin
 LOCK   := requirements/dev.lock
 STAMP  := $(VENV)/.installed
 
-EXTRAS := binary embedded asyncpg sqlalchemy django lint
+EXTRAS := binary embedded asyncpg sqlalchemy django lint mcp
 # Workers of the parallel test run, each with a Postgres of its own; one more than two cores, for many tests wait.
 JOBS   ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
@@ -50,7 +50,7 @@ check: setup ## format, lint, types, import law, SQL lint
 	$(BIN)/mypy
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports
-	$(BIN)/spectral migrate lint
+	$(BIN)/spectral migrate lint supabase/migrations src/spectral/platform/migrations src/spectral/worlds/migrations
 
 format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format .
@@ -62,8 +62,9 @@ bench: setup ## publish figures as ratios within one run
 bench-latency: setup ## commit to handler beside procrastinate and PgQueuer, in one run
 	$(BIN)/python -m benchmarks.latency
 
-docs: setup ## rewrite the generated reference pages
+docs: setup ## rewrite the generated reference pages and the event catalogue
 	$(BIN)/python -m docs.generate
+	$(BIN)/spectral catalog build
 
 lock: setup ## resolve the dependencies anew into the lock file
 	$(BIN)/python -m pip install --quiet "uv>=0.5"

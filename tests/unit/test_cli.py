@@ -1,9 +1,10 @@
-"""The command line without a database: help, version, where the DSN comes from, what an error becomes."""
+"""The command line without a database: the version, where the DSN comes from, what an error becomes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,38 +19,12 @@ from spectral.core.migrations import (
 from spectral_ops.cli.database import resolve_dsn
 from spectral_ops.cli.errors import ExitCode, report
 
-COMMANDS = [
-    (),
-    ("version",),
-    ("migrate",),
-    *(("migrate", verb) for verb in ("up", "status", "plan", "verify", "sql", "lint")),
-]
-
-SHOW_HEAVY = """
-import sys
-from spectral_ops.cli import main
-try:
-    main()
-except SystemExit as end:
-    heavy = {"psycopg", "pglast", "rich"} & sys.modules.keys()
-    print("heavy:", sorted(heavy), "code:", end.code)
-"""
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_shows_an_example_and_imports_nothing_heavy(command: tuple[str, ...]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SHOW_HEAVY, *command, "--help"], capture_output=True, text=True, check=True, env={}
-    )
-    assert "Example: spectral" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "heavy: [] code: 0"
+SPECTRAL = str(Path(sys.executable).with_name("spectral"))
 
 
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])
 def test_the_version_is_shown(arguments: list[str]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", SHOW_HEAVY, *arguments], capture_output=True, text=True, check=True, env={}
-    )
+    ran = subprocess.run([SPECTRAL, *arguments], capture_output=True, text=True, check=True, env={})
     assert ran.stdout.startswith("spectral 0.")
 
 

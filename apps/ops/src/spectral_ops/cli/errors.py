@@ -30,6 +30,10 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 75
 
 
+class ConfirmationNeededError(Exception):
+    """A change was asked for and not confirmed; nothing was done."""
+
+
 def report(error: Exception, variables: Mapping[str, str]) -> ExitCode:
     """Tell the person what happened and what to run next; the code is for the shell."""
     if variables.get("SPECTRAL_DEBUG") == "1":
@@ -46,19 +50,21 @@ def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
     missing = _explain_missing(error)
     if missing is not None:
         return *missing, ExitCode.FAILED
-    from spectral.core import migrations  # noqa: PLC0415  only a failing command pays for the import
+    from spectral.core import database, migrations  # noqa: PLC0415  only a failing command pays for the import
     from spectral.core.events.failure import ConfigurationError, SpectralError  # noqa: PLC0415  as above
 
-    # The first line that fits decides, so the narrow classes stand above the wide one.
+    # The first line that fits decides, so the narrow classes stand above the wide ones.
     remedies: list[tuple[type[Exception], str | None, ExitCode]] = [
+        (ConfirmationNeededError, None, ExitCode.NEEDS_CONFIRMATION),
         (ConfigurationError, None, ExitCode.USAGE),
-        (migrations.DatabaseUnavailableError, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'", ExitCode.UNAVAILABLE),
+        (database.DatabaseUnavailableError, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'", ExitCode.UNAVAILABLE),
+        (database.NotFoundError, None, ExitCode.NOT_FOUND),
         (migrations.MigrationDriftError, "spectral migrate status", ExitCode.FAILED),
         (SpectralError, None, ExitCode.FAILED),
     ]
     for kind, remedy, code in remedies:
         if isinstance(error, kind):
-            return str(error), remedy, code
+            return str(error), getattr(error, "remedy", None) or remedy, code
     # Not one of ours: its text may quote anything, a connection string included.
     return f"unexpected {type(error).__name__}", "SPECTRAL_DEBUG=1 spectral ... (shows where)", ExitCode.FAILED
 
@@ -67,6 +73,8 @@ def _explain_missing(error: Exception) -> tuple[str, str] | None:
     """A package that is not installed, or cannot be loaded; told before anything else is imported."""
     if isinstance(error, ModuleNotFoundError) and error.name == "pglast":
         return "checking SQL needs an extra package", 'pip install "spectral-events[lint]"'
+    if isinstance(error, ModuleNotFoundError) and error.name == "mcp":
+        return "serving agents needs an extra package", 'pip install "spectral-events[mcp]"'
     if isinstance(error, ImportError) and _comes_from(error, "psycopg"):
         return "psycopg cannot be loaded; it needs the library libpq", 'pip install "spectral-events[binary]"'
     return None

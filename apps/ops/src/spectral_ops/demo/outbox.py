@@ -79,12 +79,11 @@ class Outbox:
 
     async def promote(self, generation: int) -> None:
         """Make this generation the live one, and have the one before drain."""
-        async with self._connection.transaction():
-            await self._connection.execute("update core.deployments set status = 'draining' where status = 'live'")
-            await self._connection.execute(
-                "update core.deployments set status = 'live', promoted_at = clock_timestamp() where generation = %s",
-                [generation],
-            )
+        await self._rows("select core.deployment_promote(%s, 'demo', 'the next release')", generation)
+
+    async def retire(self, generation: int) -> None:
+        """Say that nothing is left of this generation; the database refuses if something is."""
+        await self._rows("select core.deployment_retire(%s, 'demo', 'it has drained')", generation)
 
     async def dead_letters(self) -> list[tuple[UUID, str]]:
         """The DLQ: ids and errors."""

@@ -75,6 +75,8 @@ async def play(stage: Stage) -> Counts:
         successors = await _roll_out(stage)
     taken_over = await _drain(stage, loss)
     await _stop(stage, [worker for worker in workers if worker is not loss.worker])
+    await stage.outbox.retire(1)
+    stage.teller.say("Generation 1 is retired: nothing of it is left to be delivered")
     dead_lettered, replayed = await _replay(stage)
     stage.teller.say("Waiting until nothing is pending or in flight")
     await settle_down(stage.dsn, _SETTLED_WITHIN)

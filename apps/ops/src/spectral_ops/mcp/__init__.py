@@ -1,0 +1,1 @@
+"""The agent tools: the services for operators, over the Model Context Protocol."""
