@@ -1,0 +1,1 @@
+"""What other contexts may rely on."""
