@@ -32,8 +32,10 @@ demo: setup ## the main job on an embedded Postgres
 test: setup ## the whole test suite on Postgres 18 (from a wheel)
 	$(PYTEST) tests
 
-test-system: setup ## the database tests on the system's Postgres (Debian: 15), without the long fault tests
-	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database --ignore=tests/faults tests
+# What speaks SQL is tested on both; real processes, faults and the pages run on one version.
+test-system: setup ## the database tests on the system's Postgres (Debian: 15)
+	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database \
+	  --ignore=tests/faults --ignore=tests/acceptance --ignore=tests/docs tests
 
 faults: setup ## the fault tests: real processes, real signals, a real Postgres
 	$(PYTEST) tests/faults

@@ -86,8 +86,19 @@ class Desk:
                 cli.main()
             except SystemExit as end:
                 code = end.code
+            finally:
+                self._forget_imports()
         assert isinstance(code, int | None)
         return Ran(code or 0, out.getvalue(), err.getvalue())
+
+    def _forget_imports(self) -> None:
+        """What came from this directory: another test's modules may have the same names."""
+        here = str(self.directory.resolve())
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
+            if any(str(place).startswith(here) for place in places):
+                del sys.modules[name]
 
     def shell(self, line: str) -> Ran:
         """The same as a process, from a shell."""

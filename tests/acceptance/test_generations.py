@@ -210,7 +210,7 @@ def test_a_person_at_a_terminal_is_asked_and_sees_a_bar(spectral: Shell, connect
     publish(spectral.dsn, "worlds.scan.completed", 5)
     no = spectral.at_a_terminal("promote", "2", answer="n\n")
     assert no.code == 5
-    assert "make generation 2 instead of 1 live? [y/N]:" in no.err
+    assert "make generation 2 instead of 1 live? [y/N] " in no.err
     assert connection.execute("select generation from core.live_generation").fetchone() == (1,)
     assert spectral.at_a_terminal("promote", "2", answer="y\n").code == 0
     yes = spectral.at_a_terminal("hand-over", "1", "2", answer="y\n")

@@ -61,6 +61,10 @@ def no_longer_promised(promised: Snapshot) -> None:
     promised[CARD]["schema"]["required"].remove("world_model_id")
 
 
+def narrower(promised: Snapshot) -> None:
+    promised[CARD]["schema"]["properties"]["revision"]["maximum"] = 99
+
+
 def renamed(promised: Snapshot) -> None:
     promised["worlds.world_model_card.released"] = promised.pop(CARD)
 
@@ -71,10 +75,18 @@ def renamed(promised: Snapshot) -> None:
         (lambda promised: without("revision", promised), "revision"),
         (another_type, "revision"),
         (nullable, "published_at"),
+        (narrower, "revision is narrower"),
         (no_longer_promised, "world_model_id"),
         (renamed, CARD),
     ],
-    ids=["a field is removed", "a type is changed", "null is added", "a field is optional now", "the type is renamed"],
+    ids=[
+        "a field is removed",
+        "a type is changed",
+        "null is added",
+        "a type is narrowed",
+        "a field is optional now",
+        "the type is renamed",
+    ],
 )
 def test_a_broken_promise_is_told_with_the_consumer_it_breaks(change: object, told: str) -> None:
     assert callable(change)
@@ -94,6 +106,25 @@ def test_a_field_that_no_consumer_of_ours_reads_may_not_go_either() -> None:
     (complaint, *_) = broken(old, new)
     assert complaint.startswith(f"breaking: {CARD}: limitations")
     assert "platform." not in complaint
+    assert "no known handler has it in its model" in complaint
+
+
+def test_a_verdict_that_is_taken_away_is_told_with_who_counts_it() -> None:
+    old = snapshot(contracts())
+    new = deepcopy(old)
+    new["platform.decision.recorded"]["schema"]["$defs"]["DecisionVerdict"]["enum"].pop()
+    (complaint, *_) = broken(old, new)
+    assert complaint.startswith("breaking: platform.decision.recorded: verdict is narrower")
+    assert "breaks platform.decision_recorded_aggregator" in complaint
+
+
+def test_what_no_handler_reads_may_not_get_narrower_either() -> None:
+    old = snapshot(contracts())
+    new = deepcopy(old)
+    new[CARD]["schema"]["$defs"]["CardEvaluation"]["properties"]["score"]["minimum"] = 0
+    (complaint, *_) = broken(old, new)
+    assert complaint.startswith(f"breaking: {CARD}: evaluations[].score is narrower")
+    assert "no known handler has it in its model" in complaint
 
 
 def test_a_verdict_that_the_aggregator_does_not_know_is_told() -> None:

@@ -20,7 +20,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NOT_RUN: Final = {"text", "json", "mermaid"}  # output, data and drawings, not input
-_ELSEWHERE: Final = {"event-substrate.md"}  # test_runbook runs it, section by section, on databases in trouble
+_ELSEWHERE: Final = {"event-substrate.md", "add-a-context.md"}  # test_runbook and test_new_project run these
 _SETUP: Final = ("make demo", "make test")  # what CI runs on a fresh clone
 
 

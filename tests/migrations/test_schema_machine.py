@@ -409,4 +409,4 @@ def test_the_machine_notices_when_a_rule_is_taken_out(connection: Connection, mu
     mutate(connection, *MUTATIONS[mutation])
     prepare(connection)
     with pytest.raises((AssertionError, psycopg.Error)):
-        run_machine(100, shrink=False)
+        run_machine(400, shrink=False)  # most are noticed within a few

@@ -9,17 +9,21 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import UUID4, BaseModel, Field, create_model
+from pydantic import UUID4, BaseModel, Field, RootModel, create_model
 
 from spectral.core.contracts import (
     Change,
     ChangeKind,
     ContractSnapshot,
     DeprecationSnapshot,
+    ReviewedChange,
     compare,
     is_breaking,
     payload_schema,
+    review,
+    tell_change,
 )
+from spectral.core.events import Consumer
 
 TYPE = "shop.order.placed"
 
@@ -170,10 +174,21 @@ def test_what_widens_a_field_is_breaking(old: Any, new: Any, what: str | None) -
         (PaidOtherwise, Paid),
     ],
 )
-def test_what_narrows_a_field_is_safe_and_is_told(old: Any, new: Any) -> None:  # noqa: ANN401  any type
-    found = changes({"field": old}, {"field": new})
+def test_what_narrows_a_field_is_breaking_too(old: Any, new: Any) -> None:  # noqa: ANN401  any type
+    found = compare({TYPE: contract({"field": old})}, {TYPE: contract({"field": new}, version=2)})
     assert found
-    assert all(kind == "additive" and "narrower" in what for kind, _, what in found)
+    assert all(each.kind is ChangeKind.BREAKING and each.narrows and "narrower" in each.what for each in found)
+    assert all("events published before are still replayed" in each.why for each in found)
+    assert all(each.remedy.endswith(f"publish {TYPE}.v2") for each in found)
+
+
+def test_what_was_taken_away_is_named() -> None:
+    assert changes({"field": Literal["a", "b"]}, {"field": Literal["a"]}) == [
+        ("breaking", "field", "is narrower (before: may be the value 'b', not only the value 'a')")
+    ]
+    assert changes({"field": str | None}, {"field": str}) == [
+        ("breaking", "field", "is narrower (before: may be null, not only string)")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -230,8 +245,13 @@ def test_a_field_that_may_be_absent_from_now_on_is_breaking_and_the_reverse_is_a
     assert changes({"a": (int, 1)}, {"a": int}) == [("additive", "a", "is always written now")]
 
 
-def test_a_mapping_that_becomes_a_model_promises_more() -> None:
-    assert {kind for kind, _, _ in changes({"paid": dict[str, str]}, {"paid": Card})} == {"additive"}
+def test_a_mapping_that_becomes_a_model_promises_its_fields_and_takes_away_the_others() -> None:
+    found = compare({TYPE: contract({"paid": dict[str, str]})}, {TYPE: contract({"paid": Card}, version=2)})
+    assert {(each.path, each.kind.value, each.narrows) for each in found} == {
+        ("paid.kind", "breaking", True),
+        ("paid.kind", "additive", False),
+        ("paid.number", "additive", False),
+    }
 
 
 def test_a_new_variant_of_a_tagged_union_is_breaking_and_is_named() -> None:
@@ -354,3 +374,99 @@ def test_breaking_changes_come_first_and_say_what_to_do_instead() -> None:
         ("additive", "z.b.c"),
     ]
     assert found[0].remedy == "keep writing it, under its old name too; or publish z.b.c.v2"
+
+
+class Depth(RootModel["int | list[Depth]"]):
+    """A number, or lists of lists of it: it refers to itself without a name between."""
+
+
+class StreetRead(BaseModel):
+    to: ShortAddress
+    others: list[ShortAddress] = []
+    by_name: dict[str, ShortAddress] = {}
+
+
+def reviewed(model: type[BaseModel], old: dict[str, Any], new: dict[str, Any]) -> tuple[ReviewedChange, ...]:
+    """The changes, where billing.invoice reads the events with this model."""
+    billing = Consumer("billing")
+
+    async def invoice(event: BaseModel) -> None: ...
+
+    invoice.__annotations__["event"] = model
+    billing.on(TYPE)(invoice)
+    return review({TYPE: contract(old)}, {TYPE: contract(new, version=2)}, consumers=[billing]).changes
+
+
+def read_by(model: type[BaseModel], old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Whom each change breaks, by the field's path."""
+    return {each.change.path: each.breaks for each in reviewed(model, old, new)}
+
+
+class WholeAddress(BaseModel):
+    street: Literal["Main Street"]
+    zip: Annotated[str, Field(max_length=5)]
+
+
+def test_a_narrower_field_is_told_with_the_handlers_that_have_it_in_their_model() -> None:
+    old = {"to": Address, "others": list[Address], "by_name": dict[str, Address | None], "sum": int}
+    new = {
+        "to": WholeAddress,
+        "others": list[WholeAddress],
+        "by_name": dict[str, WholeAddress | None],
+        "sum": Literal[1],
+    }
+    assert read_by(StreetRead, old, new) == {
+        "to.street": ("billing.invoice",),
+        "to.zip": (),
+        "others[].street": ("billing.invoice",),
+        "others[].zip": (),
+        "by_name.*.street": ("billing.invoice",),
+        "by_name.*.zip": (),
+        "sum": (),
+    }
+
+
+def test_who_reads_is_found_in_payloads_that_contain_themselves() -> None:
+    class NameRead(BaseModel):
+        tree: Node
+        depth: Depth
+
+    old = {"tree": Node, "depth": Depth, "sum": int}
+    assert read_by(NameRead, old, {**old, "sum": Literal[1]}) == {"sum": ()}
+    assert read_by(NameRead, {"tree": LeafyNode, "depth": Depth}, {"tree": Node, "depth": Depth}) == {
+        "tree.name": ("billing.invoice",)
+    }
+    # On the way to a field below `depth` the lists of lists have to come to an end.
+    deep: Any = list[Depth] | Address
+    assert read_by(NameRead, {**old, "a": deep}, {**old, "a": list[Depth] | WholeAddress}) == {
+        "a.street": (),
+        "a.zip": (),
+    }
+
+
+def test_entries_of_a_payload_that_is_a_mapping_are_read_by_every_model() -> None:
+    class Prices(RootModel[dict[str, int]]):
+        """By article."""
+
+    class FewPrices(RootModel[dict[str, Literal[1]]]):
+        """By article."""
+
+    billing = Consumer("billing")
+
+    async def invoice(event: BaseModel) -> None: ...
+
+    invoice.__annotations__["event"] = StreetRead
+    billing.on(TYPE)(invoice)
+    before: ContractSnapshot = {**contract({}), "schema": payload_schema(Prices)}
+    after: ContractSnapshot = {**contract({}, version=2), "schema": payload_schema(FewPrices)}
+    (change,) = review({TYPE: before}, {TYPE: after}, consumers=[billing]).changes
+    assert (change.change.path, change.breaks) == ("*", ("billing.invoice",))
+
+
+def test_a_handler_that_can_read_the_new_values_is_named_and_does_not_break() -> None:
+    class NoteRead(BaseModel):
+        note: str | None
+
+    (wider,) = reviewed(NoteRead, {"note": str}, {"note": str | None})
+    assert (wider.breaks, wider.readers) == ((), ("billing.invoice",))
+    assert "  breaks no known handler; billing.invoice can read it all the same\n" in tell_change(wider)

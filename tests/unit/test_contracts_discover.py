@@ -63,9 +63,8 @@ def write_contract(root: Path, text: str, *, name: str = "order_placed", package
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that modules are imported from; they are forgotten afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
-    known = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
+    for name in list(sys.modules):
         if name.partition(".")[0] in {"shop", "billing"}:
             del sys.modules[name]
 

@@ -1,7 +1,9 @@
 """Additive only: what has changed between two snapshots, and whether anybody who reads the events can be hurt.
 
 Within an event type a producer only adds. Everything else is a new type with the suffix `.v2`, beside the old one,
-which gets a deadline. `compare` is a pure function of two snapshots and a day.
+which gets a deadline. So a narrower field is breaking like a wider one: whoever wrote a reader for the values that are
+taken away waits for them, and events of before, which hold them, are replayed to readers that were written since.
+`compare` is a pure function of two snapshots and a day.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. `path` is the field's, empty for the type itself; `remedy` says what to do instead."""
+    """One change. `path` is the field's, empty for the type itself; `remedy` says what to do instead.
+
+    `narrows`: everything that is written now could be written before.
+    """
 
     kind: ChangeKind
     event_type: str
@@ -38,6 +43,7 @@ class Change:
     what: str
     why: str
     remedy: str = ""
+    narrows: bool = False
 
 
 def compare(
@@ -161,11 +167,13 @@ def _gain(event_type: str, misfit: Misfit) -> Change:
             return Change(ChangeKind.ADDITIVE, event_type, misfit.path, "is always written now", "a promise was added")
         case _:
             return Change(
-                ChangeKind.ADDITIVE,
+                ChangeKind.BREAKING,
                 event_type,
                 misfit.path,
-                f"is narrower than it was, which {misfit.what}",
-                "whoever could read it before still can; events published before may hold the rest",
+                f"is narrower (before: {misfit.what})",
+                "events published before are still replayed with the other values, and consumers may rely on those",
+                f"leave it as it was and add a field for the narrower values; or publish {successor_of(event_type)}",
+                narrows=True,
             )
 
 

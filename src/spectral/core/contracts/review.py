@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from spectral.core.contracts.compatibility import Change, ChangeKind, compare
 from spectral.core.contracts.consumers import Problem, check_schema
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReviewedChange:
-    """A change, and the handlers it breaks, of those that are known."""
+    """A change, the handlers it breaks, and those that have the field in their model; of those that are known.
+
+    A field that only gets narrower breaks whoever reads it: a model tells what can be read, not what is waited for.
+    """
 
     change: Change
     breaks: tuple[str, ...]
+    readers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +50,7 @@ def review(
     today: date | None = None,
 ) -> Review:
     """Compare the snapshots, and tell which handlers every breaking change breaks."""
-    changes = [
-        ReviewedChange(change, tuple(_broken(change, old, new, consumers))) for change in compare(old, new, today=today)
-    ]
+    changes = [_reviewed(change, old, new, consumers) for change in compare(old, new, today=today)]
     return Review(tuple(changes), tuple(_doubts(old, new, consumers)))
 
 
@@ -56,29 +59,82 @@ def _handlers(consumers: Sequence[Consumer], event_type: str) -> Iterator[Handle
         yield from consumer.handlers_of(event_type)
 
 
-def _broken(
+def _reviewed(
     change: Change,
     old: Mapping[str, ContractSnapshot],
     new: Mapping[str, ContractSnapshot],
     consumers: Sequence[Consumer],
-) -> Iterator[str]:
-    if change.kind is not ChangeKind.BREAKING:
-        return
-    for handler in _handlers(consumers, change.event_type):
-        if change.event_type not in new:
-            yield handler.name
-        elif change.path and change.event_type in old:
-            before, after = (_paths(handler, change.event_type, each[change.event_type]) for each in (old, new))
-            if change.path in after - before:
-                yield handler.name
+) -> ReviewedChange:
+    handlers = list(_handlers(consumers, change.event_type))
+    if change.kind is not ChangeKind.BREAKING or change.event_type not in old:
+        return ReviewedChange(change, ())
+    if change.event_type not in new:
+        everybody = tuple(each.name for each in handlers)
+        return ReviewedChange(change, everybody, everybody)
+    if not change.path:
+        return ReviewedChange(change, ())
+    before, after = old[change.event_type], new[change.event_type]
+    readers = tuple(each.name for each in handlers if _reads(each, change, before))
+    broken = tuple(each.name for each in handlers if change.path in _paths(each, change.event_type, after, before))
+    return ReviewedChange(change, readers if change.narrows else broken, readers)
 
 
-def _paths(handler: Handler, event_type: str, contract: ContractSnapshot) -> set[str]:
-    """The fields that the handler's model and the contract disagree about."""
+def _reads(handler: Handler, change: Change, contract: ContractSnapshot) -> bool:
+    """Whether the handler's model has the field: without it, the two would disagree about it."""
+    names = _names(change.path)
+    if not names:  # the payload is itself a mapping: whoever has a model reads its entries
+        return handler.signature.model is not None
+    less: ContractSnapshot = {**contract, "schema": _without(contract["schema"], names)}
+    return bool(_paths(handler, change.event_type, less, contract))
+
+
+def _paths(
+    handler: Handler, event_type: str, contract: ContractSnapshot, before: ContractSnapshot | None = None
+) -> set[str]:
+    """The fields that the handler's model and the contract disagree about, and have not before."""
     model = handler.signature.model
     if model is None:
         return set()
-    return {each.path for each in check_schema(handler.name, model, event_type, contract["schema"])}
+    known = _paths(handler, event_type, before) if before else set()
+    return {each.path for each in check_schema(handler.name, model, event_type, contract["schema"])} - known
+
+
+def _names(path: str) -> list[str]:
+    """The names that lead to a field; of items and of entries, to that which holds them."""
+    names = [each.partition("[")[0] for each in path.split(".")]
+    while names and names[-1] in _ENTRIES:
+        names.pop()
+    return names
+
+
+def _without(schema: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The schema of a payload that is the same but for this field."""
+    whole: dict[str, Any] = copy.deepcopy(dict(schema))
+    _drop(whole, names, whole.get("$defs", {}))
+    return whole
+
+
+def _drop(
+    node: dict[str, Any], names: Sequence[str], shared: Mapping[str, Any], seen: frozenset[str] = frozenset()
+) -> None:
+    """Drop the field below the node. What is referred to is copied into its place, for others refer to it too."""
+    if "$ref" in node:
+        name = str(node["$ref"]).removeprefix("#/$defs/")
+        if name in seen:  # lists of lists of itself: no name stands between them, so the field is not further in
+            return
+        seen |= {name}
+        del node["$ref"]
+        node.update(copy.deepcopy(shared[name]))
+    for part in [each for key in _INSIDE for each in node.get(key, ())] + [node.get("items")]:
+        if isinstance(part, dict):
+            _drop(part, names, shared, seen)
+    first, *rest = names
+    fields: dict[str, Any] = node.get("properties", {})
+    below = node.get("additionalProperties") if first == "*" else fields.get(first)
+    if rest and isinstance(below, dict):
+        _drop(below, rest, shared)
+    elif not rest and fields.pop(first, None) is not None:
+        node["required"] = [each for each in node.get("required", ()) if each != first]
 
 
 def _doubts(
@@ -95,3 +151,7 @@ def _doubts(
                 if each.breaks and each.path not in now:
                     what = f"{each.what}, in events published before this change"
                     yield replace(each, what=what, remedy="give it a default in the model", breaks=False)
+
+
+_ENTRIES: Final = ("*", "(key)")  # how a path names the entries of a mapping and their keys
+_INSIDE: Final = ("anyOf", "oneOf", "allOf", "prefixItems")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.contracts.compatibility import ChangeKind
+
 if TYPE_CHECKING:
     from spectral.core.contracts.consumers import Problem
     from spectral.core.contracts.review import ReviewedChange
@@ -18,7 +20,7 @@ def tell_change(reviewed: ReviewedChange) -> str:
     return _block(
         f"{change.kind.value}: {_subject(change.event_type, change.path)} {change.what}",
         change.why,
-        f"breaks {', '.join(reviewed.breaks)}" if reviewed.breaks else "",
+        _whom(reviewed),
         f"instead: {change.remedy}" if change.remedy else "",
     )
 
@@ -36,6 +38,17 @@ def tell_finding(finding: Finding) -> str:
     """`wrong: shop.order.placed is succeeded by shop.order.placed.v2 and has no deadline`, and what to do."""
     weight = "wrong" if finding.fails else "doubtful"
     return _block(f"{weight}: {finding.event_type} {finding.what}", f"try: {finding.remedy}")
+
+
+def _whom(reviewed: ReviewedChange) -> str:
+    change = reviewed.change
+    if reviewed.breaks:
+        return f"breaks {', '.join(reviewed.breaks)}"
+    if change.kind is not ChangeKind.BREAKING or not change.path:
+        return ""
+    if reviewed.readers:
+        return f"breaks no known handler; {', '.join(reviewed.readers)} can read it all the same"
+    return "no known handler has it in its model"
 
 
 def _subject(event_type: str, path: str) -> str:

@@ -62,5 +62,5 @@ def audit(  # noqa: PLR0913, PLR0917  one parameter for each option of the comma
 def _row(each: AuditEntry) -> tuple[str, ...]:
     who = (plain(each.actor), plain(each.session_role))
     what = [str(each.event_ids[0])] if each.affected == 1 and each.event_ids else []
-    what += [f"{plain(name)} {plain(value)}" for name, value in each.detail.items()]
+    what += [f"{plain(name)} {plain(value)}" for name, value in each.detail.items() if value is not None]
     return when(each.recorded_at), each.action, *who, f"{each.affected:,}", ", ".join(what), plain(each.reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,6 +23,8 @@ def doctor(as_json: AsJson = False) -> None:
     delivery, pg_monitor other logins' transactions, the role that ran the migrations the schema; what this login may
     not see is said. Exits with 4 when something is unhealthy.
     """
+    import asyncio  # noqa: PLC0415  --help must not pay for it
+
     from spectral.core.events.settings import DatabaseSettings  # noqa: PLC0415  pydantic comes with it
     from spectral.core.operations.doctor import Level, examine  # noqa: PLC0415  psycopg; --help must not pay for it
     from spectral.core.operations.documents import as_document  # noqa: PLC0415  as above

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from contextlib import contextmanager
@@ -291,6 +290,8 @@ def _bar(total: Count) -> Generator[Callable[[int], None]]:
 @contextmanager
 def _interrupted() -> Generator[Callable[[], bool]]:
     """Whether somebody pressed Ctrl-C meanwhile; what runs is not cut off by it."""
+    import asyncio  # noqa: PLC0415  --help must not pay for it
+
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, pressed.set)
     try:

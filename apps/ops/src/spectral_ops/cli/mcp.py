@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 from importlib.util import find_spec
@@ -61,6 +60,8 @@ def mcp(
 
 
 def _serve(settings: ServerSettings, listening: HttpSettings | None) -> None:
+    import asyncio  # noqa: PLC0415  --help must not pay for it
+
     from spectral_ops.mcp.http import serve_http  # noqa: PLC0415  as above
     from spectral_ops.mcp.server import build_server, serve_stdio  # noqa: PLC0415  as above
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import sys
@@ -14,6 +13,7 @@ import typer
 from spectral_ops.cli.running import with_database
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Generator
 
     from spectral.core.database import Database
@@ -45,6 +45,8 @@ def top(
 
 
 async def _watch(database: Database, interval: float, draw: Draw, stop: asyncio.Event, *, single: bool) -> None:
+    import asyncio  # noqa: PLC0415  --help must not pay for it
+
     from spectral.core.operations.insights import take_snapshot  # noqa: PLC0415  psycopg; --help must not pay for it
     from spectral.core.operations.insights_rates import rates  # noqa: PLC0415  as above
 
@@ -98,6 +100,8 @@ def _print_line(snapshot: Snapshot, rates: Rates) -> None:
 @contextmanager
 def _ended_by_signal() -> Generator[asyncio.Event]:
     """An event that is set by Ctrl-C, and by q where there is a keyboard."""
+    import asyncio  # noqa: PLC0415  --help must not pay for it
+
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
