@@ -250,4 +250,4 @@ def test_the_machine_notices_when_a_rule_of_operation_is_taken_out(connection: C
     mutate(connection, *MUTATIONS[mutation])
     prepare_releases(connection)
     with pytest.raises((AssertionError, psycopg.Error)):
-        run_machine(150, shrink=False, machine=Operation, steps=60)
+        run_machine(400, shrink=False, machine=Operation, steps=60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from spectral.core.contracts.compatibility import Change, ChangeKind, compare
 from spectral.core.contracts.consumers import Problem, check_schema
@@ -95,7 +95,7 @@ def _paths(
     model = handler.signature.model
     if model is None:
         return set()
-    known = _paths(handler, event_type, before) if before else set()
+    known: set[str] = _paths(handler, event_type, before) if before else set()
     return {each.path for each in check_schema(handler.name, model, event_type, contract["schema"])} - known
 
 
@@ -127,12 +127,12 @@ def _drop(
         node.update(copy.deepcopy(shared[name]))
     for part in [each for key in _INSIDE for each in node.get(key, ())] + [node.get("items")]:
         if isinstance(part, dict):
-            _drop(part, names, shared, seen)
+            _drop(cast("dict[str, Any]", part), names, shared, seen)
     first, *rest = names
     fields: dict[str, Any] = node.get("properties", {})
     below = node.get("additionalProperties") if first == "*" else fields.get(first)
     if rest and isinstance(below, dict):
-        _drop(below, rest, shared)
+        _drop(cast("dict[str, Any]", below), rest, shared)
     elif not rest and fields.pop(first, None) is not None:
         node["required"] = [each for each in node.get("required", ()) if each != first]
 
