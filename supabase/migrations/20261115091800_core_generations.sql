@@ -259,8 +259,8 @@ grant execute on function core.deployment_retire(bigint, text, text) to spectral
 -- Hands waiting rows of one generation over to another, p_limit at a time, and wakes the channels they are on now: ask
 -- again until it answers 0. With p_context those of one context only, otherwise all of them and broadcasts too.
 -- Attempts and keys stay. Rows being handled are not touched: their worker finishes them, and what it gives back waits
--- again.
--- Locks: the deployment, FOR SHARE, so that it is not retired meanwhile; the rows, FOR UPDATE SKIP LOCKED.
+-- again. Refused for the live one, whose events keep coming.
+-- Locks: both deployments, FOR SHARE, so that neither is retired or promoted meanwhile; the rows, FOR UPDATE SKIP LOCKED.
 create function core.outbox_hand_over(
     p_from bigint,
     p_to bigint,
@@ -283,9 +283,13 @@ declare
     v_found uuid[];
     v_moved uuid[] := '{}';
 begin
-    select deployment.status into v_status from core.deployments as deployment
-    where deployment.generation = p_to
+    -- in one order, so that two operators cannot block each other
+    perform from core.deployments as deployment
+    where deployment.generation in (p_from, p_to)
+    order by deployment.generation
     for share;
+    select deployment.status into v_status from core.deployments as deployment
+    where deployment.generation = p_to;
     if v_status is null or v_status = 'retired' then
         raise exception 'generation % is %', coalesce(p_to::text, 'null'), coalesce(v_status, 'unknown')
             using errcode = 'invalid_parameter_value',
@@ -293,6 +297,13 @@ begin
     elsif p_from is null or p_from = p_to or p_limit is null or p_limit < 1 then
         raise exception 'a hand-over goes from one generation to another, at least one row at a time'
             using errcode = 'invalid_parameter_value';
+    elsif exists (
+        select from core.deployments as deployment
+        where deployment.generation = p_from and deployment.status = 'live'
+    ) then
+        raise exception 'generation % is live', p_from
+            using errcode = 'object_not_in_prerequisite_state',
+                  hint = 'Its events are for its own workers; promote another one first.';
     end if;
 
     -- One channel after the other: there the rows of a context are neighbours in the index, and nobody else's are read.

@@ -23,6 +23,7 @@ async def test_moves_and_discards_are_known_of_rows_that_were_swept(database: st
     connection.execute(EFFECTS_SCHEMA)
     discarded, by_hand, taken_back = fail(connection), fail(connection), fail(connection)
     moved = publish(connection)
+    connection.execute("update core.deployments set status = 'draining' where generation = 1")
     connection.execute("select core.outbox_hand_over(1, 2)")
     connection.execute("select core.outbox_discard(%s)", [[discarded, taken_back]])
     connection.execute("update core.outbox set deleted_at = now() where id = %s", [by_hand])

@@ -290,6 +290,7 @@ def test_a_generation_that_rows_are_just_coming_into_is_not_retired(
     connection: Connection, database: str, move: LiteralString, source: str
 ) -> None:
     publish(connection) if source == "publish" else fail(connection)
+    connection.execute("update core.deployments set status = 'draining' where generation = 1")
     with psycopg.connect(database) as ada, psycopg.connect(database, autocommit=True) as bob:
         ada.execute(move)
         with held_up(connection, ada, bob, "select core.deployment_retire(2)") as answer:

@@ -12,7 +12,37 @@ import pytest
 from tests.migrations.schema import Connection, logged_in, outbox_row, value
 from tests.migrations.sql import EVENT_TYPE, audit, claim, entry, lose, publish, reap, refusal, row, settle
 
+DRAIN = "update core.deployments set status = 'draining' where generation = 1"
 HAND_OVER = "select core.outbox_hand_over(1, 2, %s, %s, 'ada', 'r')"
+
+
+@pytest.fixture
+def session(session: Connection) -> Connection:
+    session.execute(DRAIN)
+    return session
+
+
+@pytest.fixture
+def connection(connection: Connection) -> Connection:
+    connection.execute(DRAIN)
+    return connection
+
+
+def test_the_live_one_keeps_its_events(session: Connection) -> None:
+    event_id = publish(session)
+    session.execute("update core.deployments set status = 'live' where generation = 1")
+    said = refusal(session, HAND_OVER, None, 10)
+    assert (said.sqlstate, said.message_primary) == ("55000", "generation 1 is live")
+    assert row(session, event_id)["generation"] == 1
+
+
+def test_a_generation_that_becomes_live_between_two_batches_keeps_the_rest(session: Connection) -> None:
+    for _ in range(3):
+        publish(session)
+    assert hand_over(session, limit=2) == 2
+    session.execute("select core.deployment_promote(1)")
+    assert refusal(session, HAND_OVER, None, 2).message_hint is not None
+    assert value(session, "select count(*) from core.outbox where generation = 1") == 1
 
 
 def hand_over(connection: Connection, context: str | None = None, limit: int = 1000) -> int:

@@ -116,6 +116,8 @@ class Operation(Delivery):
     @rule(origin=BUSY, heir=GENERATIONS, limit=st.integers(1, 6), context=st.sampled_from([None, "platform"]))
     def hand_over(self, origin: int, heir: int, limit: int, context: str | None) -> None:
         error = None if self.takes(heir) and origin != heir else NOT_THIS_WAY
+        if error is None and self.generations.get(origin) == "live":
+            error = NOT_LIKE_THIS
         asked = [origin, heir, context, limit]
         count = self.ask("select core.outbox_hand_over(%s, %s, %s, %s)", asked, error)
         if error is not None:

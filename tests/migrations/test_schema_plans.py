@@ -170,11 +170,16 @@ def discard(connection: Connection) -> None:
     connection.execute("select core.outbox_discard(%s::uuid[])", [ids_of(connection, "failed")])
 
 
+DRAIN = "update core.deployments set status = 'draining' where generation = 1"
+
+
 def hand_over(connection: Connection) -> None:
+    connection.execute(DRAIN)
     connection.execute("select core.outbox_hand_over(1, 2, null, 10)")
 
 
 def hand_over_one_context(connection: Connection) -> None:
+    connection.execute(DRAIN)
     # The last of its channel: the rows of two other contexts lie before.
     connection.execute("select core.outbox_hand_over(1, 2, 'worlds', 10)")
 
