@@ -1,4 +1,4 @@
-"""`spectral agent-tasks` in the hands of a person: find, look, approve, reject, cancel."""
+"""`spectral agent-tasks` in the hands of a person: find, look, approve, reject, cancel, sweep."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from spectral.core.embedded import PostgresServer, database_of
 from spectral.core.migrations import bundled_directory, up
 from spectral.platform.agent_tasks.operations import MIGRATIONS
 from tests.acceptance.cli_desk import Desk
+from tests.migrations.schema import role
 
 SECRET: Final = "canary-input"
 
@@ -127,7 +128,9 @@ def test_a_rejection_ends_the_task(tasks: Tasks) -> None:
     done = tasks.spectral("agent-tasks", "reject", str(asking), "--reason", "too dear", "--by", "ada", "--yes")
     assert done.code == 0, done.err
     assert tasks.state(asking) == "rejected"
-    assert "rejected by ada too dear" in tasks.spectral("agent-tasks", "show", str(asking)).out
+    ((login,),) = tasks.execute("select session_user")
+    shown = tasks.spectral("agent-tasks", "show", str(asking)).out
+    assert f"rejected by ada (login {login}) too dear" in shown
 
 
 def test_what_runs_is_told_to_stop_and_what_waits_is_cancelled(tasks: Tasks) -> None:
@@ -139,6 +142,26 @@ def test_what_runs_is_told_to_stop_and_what_waits_is_cancelled(tasks: Tasks) -> 
         assert tasks.state(task_id) == state
     assert "running, told to stop" in tasks.spectral("agent-tasks", "list").out
     assert tasks.spectral("agent-tasks", "cancel", str(queued), "--yes").code == 1
+
+
+def test_what_ended_long_ago_is_swept_by_a_login_that_may_do_nothing_else(tasks: Tasks) -> None:
+    old, young = tasks.enqueue(), tasks.enqueue()
+    for each in (old, young):
+        tasks.execute("select platform.agent_task_cancel(%s)", each)
+    with psycopg.connect(tasks.dsn) as connection:
+        connection.execute("set session_replication_role = replica")  # past the guard: time itself is moved
+        connection.execute("update platform.agent_tasks set ended_at = now() - interval '91 days' where id = %s", [old])
+    put_away = "select id from platform.agent_tasks where deleted_at is not null"
+    with role(tasks.dsn, groups=("spectral_retention",)) as dsn:
+        sweeper = Desk(dsn, tasks.directory)
+        unasked = sweeper.spectral("agent-tasks", "sweep")
+        assert (unasked.code, unasked.out) == (5, "")
+        dry = sweeper.spectral("agent-tasks", "sweep", "--dry-run", "--json")
+        assert (dry.code, json.loads(dry.out)) == (0, {"put_away": 1, "deleted": 0, "dry_run": True})
+        assert tasks.execute(put_away) == []
+        done = sweeper.spectral("agent-tasks", "sweep", "--yes")
+        assert (done.code, done.err) == (0, "1 put away, 0 deleted\n")
+    assert tasks.execute(put_away) == [(old,)]
 
 
 @pytest.mark.parametrize("verb", ["show", "approve", "reject", "cancel"])

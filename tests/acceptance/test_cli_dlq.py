@@ -189,7 +189,36 @@ def test_into_which_generation_can_be_said_and_a_retired_one_is_refused(
     assert row(connection, event_id)["generation"] == 2
 
 
+@pytest.mark.parametrize(
+    ("generation", "code", "said"), [("0", 1, "generation 0 is retired"), ("99", 3, "no generation 99")]
+)
+@pytest.mark.parametrize("options", [("--dry-run",), ("--yes",), ()], ids=" ".join)
+def test_a_generation_that_nothing_can_be_replayed_into_is_refused_before_anything_is_asked(
+    spectral: Shell, connection: Connection, options: tuple[str, ...], generation: str, code: int, said: str
+) -> None:
+    letters(connection, 1)
+    refused = spectral("dlq", "replay", "--all", "--generation", generation, *options)
+    assert (refused.code, refused.out) == (code, "")
+    assert said in refused.err
+    assert "spectral generations list" in refused.err
+    assert "go on" not in refused.err
+    assert replayed(connection) == 0
+
+
 # replaying many
+
+
+def test_what_is_refused_half_way_is_not_said_to_go_on(spectral: Shell, connection: Connection) -> None:
+    letters(connection, 20)
+    options = ("--all", "--yes", "--batch", "5", "--rate", "5", "--generation", "2")
+    with spectral.process("dlq", "replay", *options) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "replayed 5 of 20\n"
+        connection.execute("update core.deployments set status = 'retired', retired_at = now() where generation = 2")
+        rest = process.stderr.read()
+        assert process.wait() == 1
+    assert "generation 2" in rest
+    assert "go on" not in rest
 
 
 def test_a_filter_is_previewed_asked_for_and_done(spectral: Shell, connection: Connection) -> None:
@@ -254,6 +283,7 @@ def test_ctrl_c_ends_it_after_the_batch_and_the_command_it_shows_does_the_rest(
     late = fail(connection)  # after it began: not its business
     command = _GO_ON.findall(rest)[0].replace("--rate 10.0", "--rate 1000")
     assert "--reason 'it'\"'\"'s fixed'" in command
+    assert "--generation 1" in command  # another one may be live when somebody goes on
     resumed = spectral(*shlex.split(command)[1:])
     assert resumed.code == 0, resumed.err
     assert replayed(connection) == 40

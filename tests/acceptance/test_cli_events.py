@@ -15,7 +15,7 @@ import pytest
 
 from spectral.core.events.envelope import new_event_id
 from tests.acceptance.test_cli_dlq import Shell
-from tests.migrations.schema import outbox_row, role
+from tests.migrations.schema import outbox_row, role, value
 from tests.migrations.sql import claim, fail, publish, settle, subscribe
 
 Connection = psycopg.Connection[Any]
@@ -136,6 +136,31 @@ def test_a_tail_shows_the_last_ones_and_then_what_happens_until_it_is_stopped(
         assert err.readline().endswith("trying again in 1 s\n")
         settle(connection, held, "delivered")
         assert {told(), told()} == {("delivered", first), ("delivered", second)}
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+def test_a_tail_goes_on_after_an_answer_that_took_too_long(spectral: Shell, connection: Connection) -> None:
+    first = publish(connection)
+    with spectral.process("tail", "--every", "0.1", stdout=subprocess.PIPE) as process:
+        out, err = process.stdout, process.stderr
+        assert out is not None
+        assert err is not None
+        assert str(first) in out.readline()
+        with connection.transaction():
+            connection.execute("lock table core.outbox in access exclusive mode")
+            cancelled = 0
+            while not cancelled:  # until its next look has come to the lock
+                assert process.poll() is None
+                cancelled = value(
+                    connection,
+                    "select count(*) filter (where pg_cancel_backend(pid))"
+                    " from pg_locks join pg_stat_activity using (pid)"
+                    " where not granted and application_name = 'spectral tail'",
+                )
+        assert err.readline().endswith("trying again in 1 s\n")
+        second = publish(connection)
+        assert str(second) in out.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait() == 0
 

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from spectral.core.deployments import handing_over
 from spectral_ops.cli import main
 from tests.acceptance.worker_process import PATIENCE, SPECTRAL, Outbox, publish, write_app
 
@@ -179,13 +180,32 @@ def test_rows_that_are_left_are_named_and_handed_over(spectral: Shell, connectio
     assert spectral("retire", "1", "--yes").code == 0
 
 
+def test_a_hand_over_that_leaves_rows_behind_is_a_failure_and_says_how_to_go_on(
+    spectral: Shell, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handing_over, "_PAUSE", 0.0)
+    publish(spectral.dsn, "worlds.scan.completed", 2)
+    connection.execute("select core.deployment_promote(2)")
+    with psycopg.connect(spectral.dsn) as holder:
+        holder.execute("select from core.outbox limit 1 for update")
+        left = spectral("hand-over", "1", "2", "--yes")
+    assert left.code == 1
+    assert left.err.endswith(
+        "1 rows were handed over; left are 1 that wait and 0 in flight\n"
+        "given up: what still waits is held, or new\n"
+        "  try: spectral generations hand-over 1 2 --batch 1000\n"
+    )
+    assert spectral("hand-over", "1", "2", "--yes").code == 0
+
+
 def test_a_hand_over_ends_after_the_batch_at_hand_when_somebody_presses_ctrl_c(
     spectral: Shell, connection: Connection
 ) -> None:
     publish(spectral.dsn, "worlds.scan.completed", 3000)
     connection.execute("select core.deployment_promote(2)")
+    options = ("--context", "platform", "--reason", "v1 is gone", "--by", "ada")
     with subprocess.Popen(
-        [SPECTRAL, "generations", "hand-over", "1", "2", "--batch", "1", "--yes"],
+        [SPECTRAL, "generations", "hand-over", "1", "2", "--batch", "1", "--yes", *options],
         env={"SPECTRAL_DATABASE_URL": spectral.dsn},
         stderr=subprocess.PIPE,
         text=True,
@@ -196,7 +216,8 @@ def test_a_hand_over_ends_after_the_batch_at_hand_when_somebody_presses_ctrl_c(
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(PATIENCE) == 1
-    assert rest.endswith("ended before it was done\n  try: spectral generations hand-over 1 2\n")
+    again = "spectral generations hand-over 1 2 --context platform --batch 1 --reason 'v1 is gone' --by ada"
+    assert rest.endswith(f"ended before it was done\n  try: {again}\n")
     assert Outbox(spectral.dsn).count() == {("pending", 0): 3000}
     moved, entries = connection.execute(
         "select count(*), (select count(*) from core.audit where action = 'hand_over')"

@@ -148,9 +148,10 @@ async def test_on_this_machine_it_needs_no_token_but_its_own_name() -> None:
     ("options", "variables", "said"),
     [
         (("--host", "0.0.0.0"), {}, "set SPECTRAL_MCP_TOKEN"),  # noqa: S104  refused, that is the point
+        (("--allow-writes",), {}, "set SPECTRAL_MCP_TOKEN"),
         (("--host", "192.0.2.1"), {"SPECTRAL_MCP_TOKEN": TOKEN}, "nobody can listen on 192.0.2.1"),
     ],
-    ids=["no token", "not our address"],
+    ids=["no token", "no token to write", "not our address"],
 )
 def test_it_does_not_start_where_it_would_be_open_to_others_or_cannot_be(
     options: tuple[str, ...], variables: dict[str, str], said: str

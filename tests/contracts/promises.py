@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from spectral.core.contracts import Contracts, ContractSnapshot, Snapshot, discover, parse_snapshot, review, tell_change
-from spectral.core.events import Consumer, DatabaseSettings
-from spectral.platform.agent_tasks import AgentTask, TaskOptions, TaskRun
-from spectral_workers.event_consumers import build_agent_task_consumer, worlds
-
-
-async def _do_nothing(task: AgentTask, run: TaskRun) -> None:
-    """Contracts are compared; nothing runs."""
-
+from spectral.core.events import Consumer
+from spectral_workers.event_consumers import build_declared_consumers
 
 PACKAGES: Final = ("spectral.platform", "spectral.worlds")
-CONSUMERS: Final[Sequence[Consumer]] = (
-    build_agent_task_consumer(_do_nothing, TaskOptions(database=DatabaseSettings(dsn="dbname=nowhere"))),
-    worlds,
-)
+CONSUMERS: Final[Sequence[Consumer]] = build_declared_consumers()
 SNAPSHOTS: Final = Path(__file__).parent / "snapshots"
 
 

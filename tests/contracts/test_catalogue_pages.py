@@ -31,8 +31,6 @@ from spectral_ops.cli.catalog_build import catalogue_of
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = ROOT / "docs" / "events"
 ASYNCAPI: Final = json.loads((Path(__file__).parent / "asyncapi-3.0.0.json").read_text())
-RUN_BY_PROJECTS: Final = {"agent.task.dispatched", "platform.agent_task.resumed"}
-"""Agent tasks are run with an executor that a project brings along."""
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +61,13 @@ def test_the_narrative_names_every_event(catalogue: Catalogue) -> None:
 
 def test_every_event_of_ours_is_published_and_handled(catalogue: Catalogue) -> None:
     assert [entry.event_type for entry in catalogue.events if not entry.producers] == []
-    unread = {entry.event_type for entry in catalogue.events if not entry.readers}
-    assert unread <= RUN_BY_PROJECTS
+    assert [entry.event_type for entry in catalogue.events if not entry.readers] == []
+
+
+def test_agent_tasks_are_handled_though_a_project_brings_the_executor(catalogue: Catalogue) -> None:
+    readers = {entry.event_type: [each.handler for each in entry.readers] for entry in catalogue.events}
+    assert readers["agent.task.dispatched"] == readers["platform.agent_task.resumed"] == ["platform.run_agent_task"]
+    assert "platform.run_agent_task" in (PAGES / "agent.task.dispatched.md").read_text()
 
 
 def test_every_protocol_of_ours_is_answered_and_composed(catalogue: Catalogue) -> None:

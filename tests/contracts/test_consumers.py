@@ -90,7 +90,12 @@ def test_a_consumer_has_a_model_of_its_own(event_type: str, name: str, handler: 
 
 def test_the_consumers_of_a_worker_are_made_of_the_handlers_of_the_builders() -> None:
     assert "build_world_model_card_projection_consumer" in BUILDERS
-    whole = {"build_platform_consumer", "build_worlds_consumer", "build_agent_task_consumer"}
+    whole = {
+        "build_platform_consumer",
+        "build_worlds_consumer",
+        "build_agent_task_consumer",
+        "build_declared_consumers",
+    }
     assert whole < set(BUILDERS)
     built = [getattr(event_consumers, name)() for name in BUILDERS if name not in whole]
     names = {handler.name for consumer in built for handler in consumer.handlers}

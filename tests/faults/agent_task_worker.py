@@ -26,7 +26,12 @@ from spectral.platform.agent_tasks import (
 from tests.faults.plan import SHORT_TIMES
 
 LEASE: Final = 1.0
-RUN_TIMES: Final = RunTimes(beat=timedelta(seconds=0.2), ttl=timedelta(seconds=1), patience=timedelta(seconds=0.5))
+RUN_TIMES: Final = RunTimes(
+    beat=timedelta(seconds=0.2),
+    ttl=timedelta(seconds=2.5),
+    patience=timedelta(seconds=0.5),
+    answer=timedelta(seconds=0.8),
+)
 STEP: Final = 0.05
 
 SCHEMA: Final = """

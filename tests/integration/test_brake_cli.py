@@ -44,6 +44,23 @@ def test_the_way_from_free_to_pulled_and_back(database: str, connection: psycopg
     assert spectral(database, "brake", "status").stderr == "no brake is pulled\n"
 
 
+def test_a_brake_that_somebody_else_lets_go_meanwhile_is_told_as_that(
+    database: str, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spectral(database, "brake", "on", "--all", "--reason", "why", "--yes")
+
+    def hesitate(_what: str, *, yes: bool) -> None:
+        assert yes
+        connection.execute("delete from core.brakes")
+
+    monkeypatch.setattr("spectral_ops.cli.brake.confirm", hesitate)
+    off = spectral(database, "brake", "off", "--all", "--yes")
+    assert (off.returncode, off.stderr) == (
+        0,
+        "all contexts: claiming goes on; somebody else has let the brake go meanwhile\n",
+    )
+
+
 def test_nothing_is_done_unasked_or_on_a_dry_run(database: str) -> None:
     arguments = ("brake", "on", "--all", "--reason", "why")
     assert spectral(database, *arguments).returncode == 5

@@ -290,6 +290,14 @@ def test_whoever_runs_for_ever_sweeps_again_when_it_is_due(spectral: Shell) -> N
         assert process.wait(30) == 0
 
 
+def test_whoever_runs_for_ever_waits_for_what_the_login_is_not_granted_yet(database: str) -> None:
+    with role(database) as dsn, started(dsn, "--every", "1") as (process, said):
+        for _ in range(2):
+            assert said.readline().startswith("not swept: ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 def test_whoever_runs_for_ever_waits_for_a_database_that_is_away() -> None:
     with started(NOWHERE, "--every", "1") as (process, said):
         for _ in range(2):

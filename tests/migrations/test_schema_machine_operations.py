@@ -115,7 +115,7 @@ class Operation(Delivery):
 
     @rule(origin=BUSY, heir=GENERATIONS, limit=st.integers(1, 6), context=st.sampled_from([None, "platform"]))
     def hand_over(self, origin: int, heir: int, limit: int, context: str | None) -> None:
-        error = None if self.takes(heir) and origin != heir else NOT_THIS_WAY
+        error: type[psycopg.Error] | None = None if self.takes(heir) and origin != heir else NOT_THIS_WAY
         if error is None and self.generations.get(origin) == "live":
             error = NOT_LIKE_THIS
         asked = [origin, heir, context, limit]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from spectral.core.events import ConfigurationError, Consumer, DatabaseSettings
+from spectral.core.events import ConfigurationError, Consumer, DatabaseSettings, RetryPolicy
 from spectral.platform.agent_tasks import (
     AgentTask,
     RunTimes,
@@ -33,6 +34,8 @@ async def nothing(task: AgentTask, run: TaskRun) -> None:
         ({"beat": timedelta(0)}, "beat must be a timedelta that is longer than nothing"),
         ({"run": 5}, "run must be a timedelta"),
         ({"beat": timedelta(seconds=40)}, "ttl must leave room for two heartbeats"),
+        ({"ttl": timedelta(seconds=26)}, r"more than beat \+ 2 \* answer \+ patience, which is 0:00:26"),
+        ({"answer": timedelta(seconds=30)}, "and for the executor to stop"),
     ],
 )
 def test_times_that_make_no_sense_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -59,6 +62,16 @@ def test_one_handler_runs_what_is_dispatched_and_what_is_resumed_without_a_trans
     assert handler.timeout > 2 * OPTIONS.times.run
     # How often a task is tried is the task's to say: at most 50 times.
     assert handler.retry.max_attempts >= 2 * 50
+
+
+def test_a_dispatch_is_never_retried_less_often_than_its_task() -> None:
+    consumer = Consumer("platform")
+    hasty = RetryPolicy(
+        max_retries=1, base=timedelta(seconds=7), cap=timedelta(seconds=9), terminal_errors=(Exception,)
+    )
+    handle_agent_tasks(consumer, nothing, replace(OPTIONS, retry=hasty))
+    (handler,) = consumer.handlers
+    assert handler.retry == RetryPolicy(max_retries=99, base=timedelta(seconds=7), cap=timedelta(seconds=9))
 
 
 def test_tasks_are_platforms_alone_and_handled_once() -> None:

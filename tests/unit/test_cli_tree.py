@@ -28,6 +28,7 @@ WITHOUT_JSON: Final = {
 WITHOUT_REASON: Final = {
     "migrate up": "is recorded in its own ledger",
     "retention run": "the policy is the reason",
+    "agent-tasks sweep": "the policy is the reason",
 }
 
 

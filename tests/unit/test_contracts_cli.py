@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -67,11 +67,12 @@ def project(tmp_path: Path) -> Path:
 
 def test_a_project_that_fits_passes(project: Path) -> None:
     ran = spectral(project, "check", "--app", "billing:billing", "--json")
-    assert (ran.returncode, ran.stderr) == (0, "shop: 1 event type(s), all fits\n")
+    assert (ran.returncode, ran.stderr) == (0, "shop: 1 event type(s), all fits; 1 handler(s) checked\n")
     assert json.loads(ran.stdout) == {
         "fits": True,
         "packages": ["shop"],
         "event_types": ["shop.order.placed"],
+        "handlers": 1,
         "findings": [],
         "problems": [],
     }
@@ -86,7 +87,19 @@ def test_a_removed_field_fails_the_check_and_names_the_consumer(project: Path) -
         "and billing.send_invoice cannot do without it\n"
         "  try: remove it from the model, or ask the owner to add it\n"
     )
-    assert spectral(project, "check").returncode == 0  # nobody was named who could break
+
+
+DOUBTFUL: Final = (
+    "doubtful: nobody who reads the events was looked at\n  try: name the consumers with --app module:attribute\n"
+)
+
+
+def test_a_verdict_without_a_handler_is_told_to_be_doubtful(project: Path) -> None:
+    checked = spectral(project, "check")
+    assert (checked.returncode, checked.stdout) == (0, "")
+    assert checked.stderr == f"shop: 1 event type(s), all fits; 0 handler(s) checked\n{DOUBTFUL}"
+    compared = spectral(project, "diff", "HEAD")
+    assert compared.stderr == f"HEAD: 0 change(s), nothing breaks; 0 handler(s) checked\n{DOUBTFUL}"
 
 
 def test_a_module_that_breaks_the_convention_fails_the_check(project: Path) -> None:
@@ -114,7 +127,7 @@ def test_a_removed_field_breaks_the_diff_with_a_revision_and_the_working_tree_is
         "  breaks billing.send_invoice\n"
         "  instead: keep writing it, under its old name too; or publish shop.order.placed.v2\n"
     )
-    assert ran.stderr == "HEAD: 1 change(s), consumers break\n"
+    assert ran.stderr == "HEAD: 1 change(s), consumers break; 1 handler(s) checked\n"
     assert [each for each in sorted(project.rglob("*")) if "__pycache__" not in each.parts] == before
 
 
@@ -137,14 +150,17 @@ def test_a_renamed_event_breaks_the_diff(project: Path) -> None:
     assert "breaks billing.send_invoice" in ran.stdout
 
 
-def test_a_package_that_the_revision_lacks_is_all_new(project: Path) -> None:
+def test_a_package_that_the_revision_lacks_is_refused_unless_it_is_said_to_be_new(project: Path) -> None:
     write_contract(
         project,
         renamed(ORDER_PLACED, "bill_sent", "x").replace("shop.x", "bills.bill.sent"),
         name="bill_sent",
         package="bills",
     )
-    ran = spectral(project, "diff", "HEAD", "--package", "bills")
+    refused = spectral(project, "diff", "HEAD", "--package", "shop", "--package", "bills")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "has no contracts of bills; if the package is new: --allow-new-package" in refused.stderr
+    ran = spectral(project, "diff", "HEAD", "--package", "bills", "--allow-new-package")
     assert (ran.returncode, ran.stdout) == (0, "additive: bills.bill.sent is new\n  nobody reads it yet\n")
 
 
@@ -166,6 +182,14 @@ def test_a_released_snapshot_is_a_base_too(project: Path) -> None:
     assert spectral(project, "diff", "contracts.json").returncode == 0
     write_contract(project, WITHOUT_EMAIL)
     assert spectral(project, "diff", "contracts.json").returncode == 1
+
+
+def test_a_file_called_like_a_branch_does_not_hide_it_but_a_snapshot_does(project: Path) -> None:
+    for name in ("release", "release.json"):
+        git(project, "branch", name)
+        (project / name).write_text("{}")
+    assert spectral(project, "diff", "release").stdout == ""
+    assert spectral(project, "diff", "release.json").stdout.startswith("additive: shop.order.placed is new\n")
 
 
 @pytest.mark.parametrize(
@@ -198,8 +222,9 @@ def test_a_project_without_git_is_told_to_use_a_snapshot(tmp_path: Path) -> None
     assert "spectral catalog snapshot --output contracts.json" in ran.stderr
 
 
-def test_the_reference_contexts_fit() -> None:
-    arguments: list[Any] = ["check", "--package", "spectral.worlds", "--package", "spectral.platform"]
-    apps = [f"spectral_workers.event_consumers:{name}" for name in ("platform", "worlds")]
-    ran = spectral(Path("/"), *arguments, *(part for each in apps for part in ("--app", each)))
-    assert (ran.returncode, ran.stdout) == (0, "")
+def test_the_reference_contexts_come_with_their_consumers_and_fit() -> None:
+    ran = spectral(Path("/"), "check", "--package", "spectral.platform", "--package", "spectral.worlds", "--json")
+    assert ran.returncode == 0
+    document = json.loads(ran.stdout)
+    assert (document["findings"], document["problems"]) == ([], [])
+    assert document["handlers"] == 7

@@ -127,7 +127,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, str, st
         (datetime, date, "format date, not date-time"),
         (UUID, str, "format none, not uuid"),
         (UUID4, UUID, "format uuid, not uuid4"),
-        (Decimal, float, "is number, not string"),
+        (Decimal, float, "is number, not string (decimal)"),
         (Annotated[str, Field(max_length=5)], Annotated[str, Field(max_length=6)], "maxLength 6, not 5"),
         (Annotated[str, Field(min_length=5)], str, "minLength none, not 5"),
         (Annotated[str, Field(pattern="^a$")], Annotated[str, Field(pattern="^b$")], "pattern ^b$, not '^a$'"),
@@ -340,6 +340,16 @@ def test_a_successor_needs_a_deadline_on_its_predecessor() -> None:
     missing, _ = compare({TYPE: fields_of()}, after)
     assert (missing.kind, missing.event_type) == (ChangeKind.BREAKING, TYPE)
     assert not is_breaking(compare({TYPE: fields_of()}, {**after, TYPE: fields_of(GOING)}))
+
+
+@pytest.mark.parametrize("day", ["2020-01-01", "2026-11-15"])
+def test_a_first_deadline_that_leaves_no_time_is_breaking(day: str) -> None:
+    late: DeprecationSnapshot = {**GOING, "deadline": day}
+    old, new = {TYPE: fields_of()}, {TYPE: fields_of(late)}
+    (change,) = compare(old, new, today=date(2026, 11, 15))
+    assert (change.kind, change.remedy) == (ChangeKind.BREAKING, "set a deadline after 2026-11-15")
+    assert not is_breaking(compare(old, new, today=date(2019, 1, 1)))
+    assert not is_breaking(compare(old, new))
 
 
 def test_a_deadline_is_never_moved_up() -> None:

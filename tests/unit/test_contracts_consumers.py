@@ -115,7 +115,7 @@ def test_a_model_that_reads_a_part_of_what_is_promised_fits(fields: dict[str, An
         ({"coupon": str}, "coupon", "need not be written, and billing.invoice counts on it"),
         ({"note": str}, "note", "may be null, not only string"),
         ({"state": Literal["new"]}, "state", "may be the value 'paid', not only the value 'new'"),
-        ({"total": float}, "total", "is string, not number"),
+        ({"total": float}, "total", "is string (decimal), not number"),
         ({"order_id": int}, "order_id", "is string (uuid), not integer"),
         ({"at": UUID}, "at", "format date-time, not uuid"),
         ({"order_id": Annotated[str, Field(max_length=10)]}, "order_id", "maxLength none, not 10"),

@@ -245,7 +245,7 @@ def test_a_preview_warns_of_rows_that_nobody_would_handle() -> None:
             "NoHandlerError"
         ),
         "2 worlds.scan.begun to all: nobody subscribes to them in generation 2, so they would be delivered to nobody",
-        "there are more than 1,505 rows; nobody has looked at the types of the rest",
+        "there are at least 1,505 rows; nobody has looked at the types of the rest",
         "generation 2 has no worker",
     ]
     assert warnings(HandOverPreview(HandOver(1, 2), (), capped=False, in_flight=Count(0), workers=())) == []

@@ -24,6 +24,20 @@ def test_any_other_address_is_refused_without_a_token(host: str) -> None:
     assert HttpSettings(host, token=TOKEN, names=("ops",)).token == TOKEN
 
 
+def test_a_name_that_others_call_it_by_is_refused_without_a_token() -> None:
+    for name in ("ops.example.com", "10.0.0.1", "::2"):
+        with pytest.raises(ConfigurationError, match=r"set SPECTRAL_MCP_TOKEN .* leave out --allow-host"):
+            HttpSettings(names=("localhost", name))
+        assert name in HttpSettings(token=TOKEN, names=(name,)).names
+    assert HttpSettings(names=("localhost", "127.0.0.2", "::1", "[::1]")).token is None
+
+
+def test_tools_that_change_something_are_refused_without_a_token() -> None:
+    with pytest.raises(ConfigurationError, match=r"set SPECTRAL_MCP_TOKEN .* leave out --allow-writes"):
+        HttpSettings(writes=True)
+    assert HttpSettings(token=TOKEN, writes=True).writes
+
+
 def test_the_token_is_not_shown() -> None:
     assert TOKEN not in repr(HttpSettings(token=TOKEN))
 

@@ -178,6 +178,22 @@ def test_no_live_generation_is_worse_when_something_waits() -> None:
     assert judge(look(live_generation=None, backlogs=(waiting(1),), lanes=(lane(),))).level is Level.UNHEALTHY
 
 
+@pytest.mark.parametrize(
+    ("statuses", "command"),
+    [
+        ({}, "SPECTRAL_GENERATION=1 spectral worker <module>:<consumer>"),
+        ({5: "retired", 6: "draining"}, "spectral generations promote 6"),
+        ({6: "draining", 7: "draining", 8: "retired"}, "spectral generations promote 7"),
+        ({6: "draining", 8: "allocated"}, "spectral generations promote 8"),
+        ({5: "retired"}, "spectral generations allocate"),
+    ],
+)
+def test_where_no_generation_is_live_one_is_promoted(statuses: dict[int, str], command: str) -> None:
+    known = tuple(Deployment(generation, status, None, None, None) for generation, status in statuses.items())
+    verdict = judge(look(live_generation=None, deployments=known))
+    assert command in [each.command for each in verdict.sentences if "No generation is live" in each.text]
+
+
 def test_what_puts_delivery_under_pressure_is_said() -> None:
     holder = Holder("backend", "report", "ana", 99, "idle in transaction", 12, timedelta(minutes=20))
     verdict = judge(look(notify_queue=0.3, holders=(holder,)))

@@ -37,6 +37,15 @@ T = TypeVar("T")
 _REACH: Final = "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:,/\[\]-]*")
 _CONNECT_SECONDS: Final = 10
+_TRANSPORT: Final = {
+    # A statement timeout is the server's; of a server that is gone without a word only these tell, as for the workers.
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+    "connect_timeout": _CONNECT_SECONDS,
+}
 _AWAY: Final = frozenset({"57P01", "57P02", "57P03", "53300"})
 _TOO_SLOW: Final = frozenset({"57014", "55P03"})
 _MIGRATE: Final = "this database has no Spectral schema, or an old one; run: spectral migrate up"
@@ -128,9 +137,9 @@ async def connect(
         OperationError: see above.
     """
     where = describe_database(dsn)
-    options: dict[str, Any] = {"application_name": f"spectral {purpose}"[:63]}
-    if "connect_timeout" not in conninfo.conninfo_to_dict(dsn):
-        options["connect_timeout"] = _CONNECT_SECONDS
+    given = conninfo.conninfo_to_dict(dsn)
+    options: dict[str, Any] = {name: value for name, value in _TRANSPORT.items() if name not in given}
+    options["application_name"] = f"spectral {purpose}"[:63]
     try:
         # Nothing is prepared: what a transaction pooler gives us next would not know it.
         connection = await psycopg.AsyncConnection.connect(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID, uuid4
@@ -33,13 +34,20 @@ from spectral.platform.agent_tasks import (
     handle_agent_tasks,
 )
 
-AT_ONCE: Final = RetryPolicy(max_retries=99, base=timedelta(0), cap=timedelta(0))
+AT_ONCE: Final = RetryPolicy(max_retries=0, base=timedelta(0), cap=timedelta(0))
 SHORT: Final = RunTimes(
     beat=timedelta(seconds=0.05),
-    ttl=timedelta(seconds=2),
+    ttl=timedelta(seconds=4),
     stop=timedelta(seconds=30),
     patience=timedelta(seconds=0.5),
+    answer=timedelta(seconds=1.5),
 )
+
+
+def brief(*, ttl: float, answer: float, patience: float) -> RunTimes:
+    """Times of a run that is soon lost, in seconds."""
+    seconds = {"beat": 0.1, "ttl": ttl, "answer": answer, "patience": patience}
+    return replace(SHORT, **{name: timedelta(seconds=given) for name, given in seconds.items()})
 
 
 class Desk:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -20,8 +19,15 @@ from spectral.platform.agent_tasks import (
     operations,
 )
 from spectral.platform.agent_tasks.operations import MIGRATIONS
+from spectral.platform.agent_tasks.store import Busy, Ending, Over, RunStore
 from tests.faults.wire import wired
-from tests.integration.agent_tasks.desk import SHORT, Desk, begin, never, succeed
+from tests.integration.agent_tasks.desk import Desk, begin, brief, never, succeed
+
+
+async def until_begun(heir: RunStore) -> None:
+    async with asyncio.timeout(30):
+        while isinstance(await heir.begin("heir", uuid4()), Busy):  # noqa: ASYNC110  the database's clock decides
+            await asyncio.sleep(0.01)
 
 
 async def test_two_dispatches_of_one_task_run_it_once(desk: Desk) -> None:
@@ -62,7 +68,7 @@ async def test_a_run_outlives_the_loss_of_its_connection(desk: Desk) -> None:
 
 
 async def test_a_run_that_is_out_of_sight_for_too_long_gives_itself_up(desk: Desk) -> None:
-    times = replace(SHORT, beat=timedelta(seconds=0.1), ttl=timedelta(seconds=0.6), answer=timedelta(seconds=0.3))
+    times = brief(ttl=1.4, answer=0.5, patience=0.2)
 
     async def cut_off(task: AgentTask, run: TaskRun) -> str:
         if run.fence == 1:
@@ -78,6 +84,75 @@ async def test_a_run_that_is_out_of_sight_for_too_long_gives_itself_up(desk: Des
         await drain(Desk(wire.dsn).consumer(cut_off, times), dsn=desk.dsn)
     assert desk.task(found.id, "status, fence") == ("succeeded", 2)
     assert desk.runs(found.id) == ["lost", "succeeded"]
+
+
+async def test_an_executor_that_is_out_of_sight_has_ended_before_its_heir_may_begin(desk: Desk) -> None:
+    clock = asyncio.get_running_loop().time
+    times = brief(ttl=2, answer=0.5, patience=0.8)
+    cut, ended_at = asyncio.Event(), list[float]()
+
+    async def cut_off(task: AgentTask, run: TaskRun) -> None:
+        assert task is run.task
+        wire.freeze(new=True)
+        cut.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)  # it obeys, but not at once
+            ended_at.append(clock())
+
+    found = await desk.enqueue()
+    heir = RunStore(desk.dsn, found.id, ttl=timedelta(minutes=1), answer=timedelta(seconds=8))
+    with wired(desk.dsn) as wire:
+        draining = asyncio.ensure_future(drain(Desk(wire.dsn).consumer(cut_off, times), dsn=desk.dsn))
+        await asyncio.wait_for(cut.wait(), 30)
+        await until_begun(heir)
+        began_at = clock()
+        assert ended_at
+        assert ended_at[0] < began_at
+        assert await heir.finish(Ending(outcome="succeeded")) == "succeeded"
+        await heir.close()
+        wire.heal()
+        await draining
+    assert desk.runs(found.id) == ["lost", "succeeded"]
+    assert len(ended_at) == 1
+
+
+async def test_a_run_that_took_too_long_to_begin_is_not_executed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = brief(ttl=1.4, answer=0.5, patience=0.2)
+    begin_at_once = RunStore.begin
+
+    async def begin_slowly(store: RunStore, worker: str, event_id: UUID) -> AgentTask | Busy | Over:
+        begun = await begin_at_once(store, worker, event_id)
+        if isinstance(begun, AgentTask) and begun.fence == 1:
+            await asyncio.sleep(1.3)
+        return begun
+
+    async def tell(task: AgentTask, run: TaskRun) -> str:
+        return f"{task.kind} {run.fence}"
+
+    monkeypatch.setattr(RunStore, "begin", begin_slowly)
+    found = await desk.enqueue()
+    (await desk.drain(tell, times)).assert_all_handled(times=1)
+    assert desk.task(found.id, "result_ref") == ("research 2",)
+
+
+async def test_a_transaction_that_nobody_ends_does_not_hold_the_task_for_ever(desk: Desk) -> None:
+    found = await desk.enqueue()
+    first = RunStore(desk.dsn, found.id, ttl=timedelta(seconds=0.3), answer=timedelta(seconds=8))
+    heir = RunStore(desk.dsn, found.id, ttl=timedelta(minutes=1), answer=timedelta(seconds=8))
+    assert isinstance(await first.begin("first", uuid4()), AgentTask)
+    with pytest.raises(psycopg.Error):  # noqa: PT012  the transaction is what fails
+        async with first.transaction() as connection:
+            # A line that is cut is noticed on both sides, as by the worker's own connections.
+            assert connection.info.get_parameters()["keepalives_idle"] == "5"
+            await until_begun(heir)
+            await connection.execute("select 1")
+    await asyncio.gather(first.close(), heir.close())
+    assert desk.rows("select outcome, worker from platform.agent_task_runs order by fence") == [
+        ("lost", "first"),
+        (None, "heir"),
+    ]
 
 
 async def test_an_executor_that_nobody_can_watch_any_more_is_stopped(desk: Desk) -> None:
@@ -136,7 +211,7 @@ async def test_a_run_whose_heart_has_stopped_is_lost_and_what_it_writes_is_refus
     found = await desk.enqueue(on_loss=on_loss, input={"topic": "owls"})
     zombie = uuid4()
     assert await begin(desk, found.id, zombie, "0.3 seconds") == "running"
-    assert await begin(desk, found.id, zombie) == "running"  # the same run, asked for again
+    assert await begin(desk, found.id, zombie, "0.4 seconds") == "running"  # the same run, asked for again
     assert await begin(desk, found.id, uuid4()) == "busy"
     (await desk.drain(succeed)).assert_all_handled(times=1)
     assert desk.task(found.id, "status") == (after,)
@@ -146,6 +221,15 @@ async def test_a_run_whose_heart_has_stopped_is_lost_and_what_it_writes_is_refus
     assert desk.rows("select platform.agent_task_finish(%s, %s, 'succeeded')", found.id, zombie) == [(None,)]
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="this run of agent task"):
         desk.rows("select platform.agent_task_hold(%s, %s)", found.id, zombie)
+
+
+async def test_a_run_that_is_asked_for_again_lives_from_then_on(desk: Desk) -> None:
+    found, token = await desk.enqueue(), uuid4()
+    for _ in range(2):
+        assert await begin(desk, found.id, token, "1 microsecond") == "running"
+    assert await begin(desk, found.id, token, "1 hour") == "running"
+    assert desk.task(found.id, "run_expires_at > now() + interval '50 minutes', fence") == (True, 1)
+    assert await begin(desk, found.id, uuid4()) == "busy"
 
 
 async def test_while_its_heir_is_at_it_nothing_that_a_lost_run_writes_is_kept(desk: Desk) -> None:
@@ -237,7 +321,8 @@ async def test_what_has_ended_stays_as_it_is(desk: Desk) -> None:
 async def test_roles_have_what_they_need_and_no_more(desk: Desk) -> None:
     found = await desk.enqueue()
     may = {
-        "platform_app": ("enqueue", "begin", "beat", "save", "hold", "finish", "decide", "cancel"),
+        "platform_app": ("enqueue", "begin", "beat", "save", "hold", "finish", "cancel"),
+        "platform_approver": ("decide",),
         "spectral_operator": ("decide", "cancel"),
         "spectral_retention": ("sweep",),
         "spectral_publisher": (),
@@ -253,6 +338,8 @@ async def test_roles_have_what_they_need_and_no_more(desk: Desk) -> None:
     with psycopg.connect(desk.dsn, autocommit=True) as connection:
         connection.execute("set role platform_app")
         connection.execute("select id from platform.agent_task_enqueue('research')")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("select platform.agent_task_decide(%s, 'approved')", [found.id])
         connection.execute("set role spectral_operator")
         connection.execute("select platform.agent_task_cancel(%s)", [found.id])
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

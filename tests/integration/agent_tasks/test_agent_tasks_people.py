@@ -8,6 +8,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from psycopg import conninfo
 
 from spectral.core.database import NotFoundError, RefusedError
 from spectral.platform.agent_tasks import (
@@ -19,6 +20,7 @@ from spectral.platform.agent_tasks import (
     sweep_agent_tasks,
 )
 from tests.integration.agent_tasks.desk import SHORT, Desk, back_date, begin, never, outbox, succeed
+from tests.migrations.schema import role
 
 
 async def test_an_approval_resumes_the_task_with_what_it_stored(desk: Desk) -> None:
@@ -47,6 +49,22 @@ async def test_an_approval_resumes_the_task_with_what_it_stored(desk: Desk) -> N
     ]
     with pytest.raises(RefusedError, match="nobody waits for a decision"):
         await desk.operate(lambda database: operations.approve(database, found.id, by="bob", reason="late"))
+
+
+async def test_whoever_runs_tasks_does_not_decide_and_the_login_that_does_is_kept(desk: Desk) -> None:
+    async def ask(task: AgentTask, run: TaskRun) -> NeedsApproval:
+        return NeedsApproval(f"Run {run.fence} of {task.kind}?")
+
+    found = await desk.enqueue()
+    await desk.drain(ask)
+    with role(desk.dsn, groups=("platform_app", "spectral_worker")) as agents, pytest.raises(RefusedError):
+        await Desk(agents).operate(lambda database: operations.approve(database, found.id, by="ada", reason=None))
+    assert desk.task(found.id, "status, decisions") == ("waiting_for_approval", [])
+    with role(desk.dsn, groups=("platform_approver", "spectral_readonly")) as approver:
+        await Desk(approver).operate(lambda database: operations.approve(database, found.id, by="ada", reason=None))
+        login = conninfo.conninfo_to_dict(approver)["user"]
+    ((history,),) = desk.rows("select decisions from platform.agent_tasks")
+    assert [(each["decided_by"], each["login"]) for each in history] == [("ada", login)]
 
 
 async def test_a_second_question_is_asked_afresh(desk: Desk) -> None:

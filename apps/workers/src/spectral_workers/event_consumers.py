@@ -22,7 +22,7 @@ from spectral.worlds.infrastructure.events import curation_approved, failure_clu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spectral.platform.agent_tasks import Executor
+    from spectral.platform.agent_tasks import AgentTask, Executor, TaskRun
     from spectral.platform.contracts.protocols.failure_samples import FailureSamples
 
 PLATFORM_DATABASE_VARIABLE: Final = "SPECTRAL_PLATFORM_DATABASE_URL"
@@ -98,6 +98,19 @@ def build_worlds_consumer(samples: FailureSamples | None = None) -> Consumer:
     failure_cluster_detected.register(consumer, samples or _failure_samples())
     curation_approved.register(consumer)
     return consumer
+
+
+def build_declared_consumers() -> tuple[Consumer, ...]:
+    """Every handler of both contexts, to be looked at and never run: what the catalogue and its checks know.
+
+    Agent tasks are among them, with nobody to run one, and a database that is never asked.
+    """
+    options = TaskOptions(database=DatabaseSettings(dsn="dbname=nowhere"))
+    return build_agent_task_consumer(_refuse_task, options), build_worlds_consumer()
+
+
+async def _refuse_task(task: AgentTask, run: TaskRun) -> None:
+    raise NotImplementedError("this consumer is only looked at; give build_agent_task_consumer an executor")
 
 
 def _failure_samples() -> FailureSamples:

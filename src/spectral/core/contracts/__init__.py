@@ -8,8 +8,8 @@
     review              two snapshots and the consumers: what broke whom
     tell_*              all of it in words
 
-Nothing here needs a database. Read in this order: `contract`, `discover`, `schema`, `nodes`, `bounds`, `fitting`,
-`compatibility`, `consumers`, `succession`, `review`, `revision`, `telling`.
+Nothing here needs a database. Read in this order: `contract`, `discover`, `wording`, `schema`, `nodes`, `bounds`,
+`fitting`, `compatibility`, `consumers`, `succession`, `review`, `revision`, `telling`.
 """
 
 from spectral.core.contracts.compatibility import Change, ChangeKind, compare, is_breaking
@@ -25,7 +25,7 @@ from spectral.core.contracts.contract import (
 )
 from spectral.core.contracts.discover import discover
 from spectral.core.contracts.review import Review, ReviewedChange, review
-from spectral.core.contracts.revision import snapshot_at
+from spectral.core.contracts.revision import is_revision, snapshot_at
 from spectral.core.contracts.schema import (
     ContractSnapshot,
     DeprecationSnapshot,
@@ -66,6 +66,7 @@ __all__ = [
     "discover",
     "family_of",
     "is_breaking",
+    "is_revision",
     "owner_of",
     "parse_snapshot",
     "payload_schema",

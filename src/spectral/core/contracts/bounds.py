@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from spectral.core.contracts.wording import DIGITS, NOW, PLACES, TIME_LIMITS, ZONE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -15,6 +17,7 @@ def looser(written: Mapping[str, Any], read: Mapping[str, Any], *, sets: bool) -
     """Every limit of the reader that the writer does not keep, in words. `sets`: whether uniqueness is one."""
     yield from _bounds(written, read)
     yield from _text(written, read)
+    yield from _time(written, read)
     if "multipleOf" in read and not _is_multiple(written.get("multipleOf"), read["multipleOf"]):
         yield f"multipleOf {_shown(written, 'multipleOf')}, not {read['multipleOf']}"
     if sets and read.get("uniqueItems") and not written.get("uniqueItems"):
@@ -74,8 +77,21 @@ def _text(written: Mapping[str, Any], read: Mapping[str, Any]) -> Iterator[str]:
     for name in ("pattern", "contentEncoding", "contentMediaType", "contentSchema"):
         if name in read and written.get(name) != read[name]:
             yield f"{name} {_shown(written, name)}, not {read[name]!r}"
-    if "format" in read and read["format"] not in {written.get("format"), _PART_OF.get(str(written.get("format")))}:
+    form = written.get("format")
+    if "format" in read and read["format"] != form and read["format"] not in _PART_OF.get(str(form), ()):
         yield f"format {_shown(written, 'format')}, not {read['format']}"
+
+
+def _time(written: Mapping[str, Any], read: Mapping[str, Any]) -> Iterator[str]:
+    # A schema that an older release wrote does not tell the zone.
+    zone = written.get(ZONE)
+    if zone is not None and read.get(ZONE, "any") not in {"any", zone}:
+        yield f"zone {zone}, not {read[ZONE]}"
+    if zone is None and "date-time" in {written.get("format"), read.get("format")}:
+        return
+    for name in (NOW, *TIME_LIMITS):
+        if name in read and written.get(name) != read[name]:
+            yield f"{name.removeprefix('x-')} {_shown(written, name)}, not {read[name]}"
 
 
 def _is_multiple(step: float | None, wanted: float) -> bool:
@@ -94,6 +110,12 @@ _PAIRS: Final = (
     ("minLength", "", "maxLength", ""),
     ("minItems", "", "maxItems", ""),
     ("minProperties", "", "maxProperties", ""),
+    ("", "", DIGITS, ""),
+    ("", "", PLACES, ""),
 )
-_PART_OF: Final = {f"uuid{number}": "uuid" for number in (1, 3, 4, 5, 6, 7, 8)}
+_PART_OF: Final = {
+    **{f"uuid{number}": frozenset({"uuid"}) for number in (1, 3, 4, 5, 6, 7, 8)},
+    "integer": frozenset({"number", "decimal"}),
+    "decimal": frozenset({"number"}),
+}
 """Formats whose every text is one of another format too."""

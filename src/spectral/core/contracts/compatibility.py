@@ -214,6 +214,16 @@ def _deadline(
             "its consumers count on the day that was announced",
             f"keep the deadline {before['deadline']}, or a later one",
         )
+    elif before is None and after is not None and today is not None and _day(after) <= today:
+        # Otherwise the next change could remove the type, "as announced", and nobody would have had any time.
+        yield Change(
+            ChangeKind.BREAKING,
+            event_type,
+            "",
+            f"is deprecated with a deadline that leaves no time: {after['deadline']}",
+            "its consumers must know beforehand until when they have to move",
+            f"set a deadline after {today.isoformat()}",
+        )
     elif before != after:
         now = "is no longer deprecated" if after is None else f"is deprecated, until {after['deadline']}"
         yield Change(ChangeKind.COSMETIC, event_type, "", now, _NOT_PAYLOAD)

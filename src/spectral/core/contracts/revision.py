@@ -54,19 +54,49 @@ class _Repository:
         )
 
 
-def snapshot_at(revision: str, packages: Sequence[str]) -> Snapshot:
-    """What these packages promised in a revision of the git repository they are in; a package it lacks, nothing.
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    """A commit, and the directory that its files go to."""
+
+    repository: _Repository
+    commit: str
+    there: Path
+
+
+def snapshot_at(revision: str, packages: Sequence[str], *, allow_new: bool = False) -> Snapshot:
+    """What these packages promised in a revision of the git repository they are in.
+
+    Args:
+        revision: as git names it.
+        packages: the contexts.
+        allow_new: whether a package that has no contracts there promised nothing; else it was moved, or misspelt.
 
     Raises:
-        ContractError: there is no such revision, or its contracts cannot be read.
+        ContractError: there is no such revision, its contracts cannot be read, or it has none of a package.
     """
-    homes = {package: _home(package) for package in packages}
     found: Snapshot = {}
-    for root in dict.fromkeys(_root(package, home) for package, home in homes.items()):
-        repository = _Repository(_git(), root)
-        inside = [package for package, home in homes.items() if _root(package, home) == root]
-        found |= _read(repository, _commit(repository, revision), {each: homes[each] for each in inside})
+    for repository, homes in _repositories(packages):
+        commit = _commit(repository, revision)
+        with TemporaryDirectory(prefix="spectral-contracts-") as directory:
+            found |= _read(_Unpacked(repository, commit, Path(directory).resolve()), homes, allow_new=allow_new)
     return found
+
+
+def is_revision(name: str, packages: Sequence[str]) -> bool:
+    """Whether the repositories that the packages are in have a revision of this name."""
+    try:
+        return all(_commit(repository, name) for repository, _ in _repositories(packages))
+    except ContractError:
+        return False
+
+
+def _repositories(packages: Sequence[str]) -> list[tuple[_Repository, dict[str, Path]]]:
+    """Each repository, and the packages in it with their directories."""
+    found: dict[Path, dict[str, Path]] = {}
+    for package in packages:
+        home = _home(package)
+        found.setdefault(_root(package, home), {})[package] = home
+    return [(_Repository(_git(), root), homes) for root, homes in found.items()]
 
 
 def _git() -> str:
@@ -106,30 +136,38 @@ def _commit(repository: _Repository, revision: str) -> str:
     return found.stdout.decode().strip()
 
 
-def _read(repository: _Repository, commit: str, homes: dict[str, Path]) -> Snapshot:
+def _read(unpacked: _Unpacked, homes: dict[str, Path], *, allow_new: bool) -> Snapshot:
+    repository, commit, there = unpacked.repository, unpacked.commit, unpacked.there
     paths = {Path(each).resolve() for each in sys.path if each}
     paths |= {home.parents[package.count(".")] for package, home in homes.items()}
     ours = sorted(each for each in paths if each.is_relative_to(repository.root) and "site-packages" not in each.parts)
-    with TemporaryDirectory(prefix="spectral-contracts-") as directory:
-        there = Path(directory).resolve()
-        roots = [each.relative_to(repository.root).as_posix() for each in ours]
-        _unpack(repository, commit, roots, there)
-        present = [
-            package
-            for package, home in homes.items()
-            if (there / home.relative_to(repository.root) / "contracts" / "events").is_dir()
-        ]
-        if not present:
-            return {}
-        output = there / ".snapshot.json"
-        order: dict[str, object] = {
-            "before": [str(there / each) for each in roots if (there / each).is_dir()],
-            "without": [str(each) for each in ours],
-            "packages": present,
-            "output": str(output),
-        }
-        _run_reader(order, there, commit)
-        return parse_snapshot(output.read_text(encoding="utf-8"), source=commit)
+    roots = [each.relative_to(repository.root).as_posix() for each in ours]
+    _unpack(repository, commit, roots, there)
+    present = [
+        package
+        for package, home in homes.items()
+        if (there / home.relative_to(repository.root) / "contracts" / "events").is_dir()
+    ]
+    _refuse_new([each for each in homes if each not in present], commit, allow_new=allow_new)
+    if not present:
+        return {}
+    output = there / ".snapshot.json"
+    order: dict[str, object] = {
+        "before": [str(there / each) for each in roots if (there / each).is_dir()],
+        "without": [str(each) for each in ours],
+        "packages": present,
+        "output": str(output),
+    }
+    _run_reader(order, there, commit)
+    return parse_snapshot(output.read_text(encoding="utf-8"), source=commit)
+
+
+def _refuse_new(absent: list[str], commit: str, *, allow_new: bool) -> None:
+    """A package that was moved looks like a new one: everything that it promised would be forgotten."""
+    if absent and not allow_new:
+        raise ContractError(
+            f"{commit[:12]} has no contracts of {', '.join(absent)}; if the package is new: --allow-new-package"
+        )
 
 
 def _unpack(repository: _Repository, commit: str, roots: list[str], there: Path) -> None:

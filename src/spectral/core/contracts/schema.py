@@ -11,12 +11,14 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from spectral.core.contracts.contract import ContractError, Deprecation
+from spectral.core.contracts.wording import Wording
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pydantic.json_schema import JsonSchemaValue
 
     from spectral.core.contracts.contract import Contracts, EventContract
 
@@ -45,16 +47,9 @@ Snapshot = dict[str, ContractSnapshot]
 """What every event type promised, by type."""
 
 
-class _Untitled(GenerateJsonSchema):
-    """Without the titles that are made up from the names of fields: they say nothing that the name does not."""
-
-    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002  the signature is pydantic's
-        return False
-
-
 def payload_schema(model: type[BaseModel]) -> Schema:
     """What the producer may write. A field with a default is not promised: it is not in `required`."""
-    return _sorted(model.model_json_schema(mode="serialization", schema_generator=_Untitled))
+    return _sorted(model.model_json_schema(mode="serialization", schema_generator=Wording))
 
 
 def consumer_schema(model: type[BaseModel]) -> Schema:
@@ -63,7 +58,7 @@ def consumer_schema(model: type[BaseModel]) -> Schema:
     Raises:
         PydanticInvalidForJsonSchema: the model has a part that JSON Schema has no words for.
     """
-    return _sorted(model.model_json_schema(mode="validation", schema_generator=_Untitled))
+    return _sorted(model.model_json_schema(mode="validation", schema_generator=Wording))
 
 
 def contract_snapshot(contract: EventContract) -> ContractSnapshot:

@@ -15,6 +15,7 @@ from spectral.core.deployments.reading import (
     list_deployments,
     list_subscriptions,
     live_generation,
+    replay_target,
 )
 from spectral.core.deployments.steps import allocate, drain, promote, retire, rollback
 from spectral.core.deployments.values import (
@@ -60,6 +61,7 @@ __all__ = [
     "preview_hand_over",
     "promote",
     "remarks",
+    "replay_target",
     "retire",
     "rollback",
     "warnings",

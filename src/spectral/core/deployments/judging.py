@@ -127,6 +127,17 @@ def require_retirable(
         )
 
 
+def require_replayable(deployment: Deployment) -> None:
+    """Dead letters go into a generation that somebody has allocated and nobody has retired.
+
+    Raises:
+        RefusedError: otherwise.
+    """
+    if deployment.status in {Status.RETIRED, Status.UNKNOWN}:
+        said = "retired" if deployment.status is Status.RETIRED else "not allocated"
+        raise RefusedError(f"generation {deployment.generation} is {said}: nothing can be replayed into it", _LIST)
+
+
 def require_hand_over(order: HandOver, source: Deployment, target: Deployment) -> None:
     """Rows go from a generation that is not live to one that is not retired.
 
@@ -175,7 +186,7 @@ def warnings(preview: HandOverPreview) -> list[str]:
         for each in preview.unhandled
     ]
     if preview.capped:
-        found.append(f"there are more than {preview.total.rows:,} rows; nobody has looked at the types of the rest")
+        found.append(f"there are at least {preview.total.rows:,} rows; nobody has looked at the types of the rest")
     if preview.waiting and not preview.workers:
         found.append(f"generation {target} has no worker")
     return found

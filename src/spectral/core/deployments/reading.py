@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import NotFoundError
-from spectral.core.deployments.judging import how_to_have_a_live_one
+from spectral.core.deployments.judging import how_to_have_a_live_one, require_replayable
 from spectral.core.deployments.values import COUNTED_AT_MOST, Blocker, Count, Deployment, HandOver, Status, Waiting
 from spectral.core.events.consumer import Subscription
 
@@ -176,6 +176,19 @@ async def live_generation(database: Database) -> int:
         deployments = await list_deployments(database)
         raise NotFoundError("no generation is live", how_to_have_a_live_one(deployments))
     return int(live)
+
+
+async def replay_target(database: Database, asked: int | None) -> int:
+    """The generation that dead letters are replayed into: the one that is asked for, else the live one.
+
+    Raises:
+        NotFoundError: there is no such generation, or none is live.
+        RefusedError: nothing can be replayed into it.
+    """
+    if asked is None:
+        return await live_generation(database)
+    require_replayable(await find_deployment(database, asked))
+    return asked
 
 
 async def list_blockers(database: Database, generation: int) -> list[Blocker]:

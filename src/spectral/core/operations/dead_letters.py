@@ -86,7 +86,7 @@ class DeadLetterPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterGroup:
-    """Failed rows with the same fingerprint. Where the count is capped there are more than it says."""
+    """Failed rows with the same fingerprint. Where the count is capped there are at least so many."""
 
     event_type: str
     context: str | None
@@ -109,7 +109,7 @@ class DeadLetterGroups:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many; where capped, more than that."""
+    """How many; where capped, at least so many."""
 
     count: int
     capped: bool

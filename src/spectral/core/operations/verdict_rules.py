@@ -44,14 +44,21 @@ def find_no_live_generation(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
     """Nothing was ever promoted, or what was live is being drained."""
     if snapshot.live_generation is not None:
         return
-    allocated = next((each.generation for each in snapshot.deployments if each.status == "allocated"), None)
     yield Finding(
         "live_generation",
         Level.UNHEALTHY if any(backlog.due for backlog in snapshot.backlogs) else Level.ATTENTION,
         "No generation is live",
         "Dead letters have no generation to be replayed into, and publishers that name none are refused",
-        words.start_worker(None) if allocated is None else f"spectral generations promote {allocated}",
+        _have_a_live_one(snapshot),
     )
+
+
+def _have_a_live_one(snapshot: Snapshot) -> str:
+    """The first worker of an empty database sees to it by itself; after that a person says which."""
+    if not snapshot.deployments:
+        return words.start_worker(None)
+    ready = [each.generation for each in snapshot.deployments if each.status in {"allocated", "draining"}]
+    return f"spectral generations promote {max(ready)}" if ready else "spectral generations allocate"
 
 
 def find_brakes(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:

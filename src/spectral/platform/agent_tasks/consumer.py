@@ -6,7 +6,7 @@ short transactions on a connection of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -44,7 +44,8 @@ class TaskOptions:
     database: where their state is; the login is a member of `platform_app`.
     concurrency: how many at once in one process, each with a connection of its own.
     times: how long what may take.
-    retry: the pauses between attempts. How many there are, each task says itself.
+    retry: the pauses between attempts. How many there are, each task says itself: a dispatch is retried as often as any
+        task may want, whatever this says, and more often if it says so.
     """
 
     database: DatabaseSettings
@@ -71,7 +72,7 @@ def handle_agent_tasks(consumer: Consumer, executor: Executor, options: TaskOpti
         AGENT_TASK_DISPATCHED_TYPE,
         AGENT_TASK_RESUMED_TYPE,
         name=HANDLER_NAME,
-        retry=options.retry,
+        retry=_patient(options.retry),
         timeout=options.timeout,
         concurrency=options.concurrency,
     )
@@ -82,3 +83,8 @@ def handle_agent_tasks(consumer: Consumer, executor: Executor, options: TaskOpti
             await carry_out(store, executor, delivery, times)
         finally:
             await store.close()
+
+
+def _patient(given: RetryPolicy) -> RetryPolicy:
+    """Its pauses. A dispatch that gave up before its task does would leave the task queued, with nobody to run it."""
+    return replace(given, max_retries=max(given.max_retries, RETRY.max_retries), terminal_errors=())

@@ -1,4 +1,4 @@
-"""What people do with tasks: find them, look at one, approve, reject, cancel.
+"""What people do with tasks: find them, look at one, approve, reject, cancel, sweep.
 
 Who decided or cancelled, when and why, is kept on the task itself (`decisions`, `decided_by`, `cancelled_by`): the
 audit of the substrate is written by the substrate alone.
@@ -15,6 +15,7 @@ from psycopg import sql
 
 from spectral.core.database import NotFoundError, RefusedError
 from spectral.core.events import ConfigurationError
+from spectral.platform.agent_tasks.retention import TasksSwept, sweep_agent_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -229,15 +230,27 @@ async def cancel(database: Database, task_id: UUID, *, by: str, reason: str | No
     return TaskChange(id=task_id, status=status)
 
 
+async def sweep(database: Database, *, dry_run: bool) -> TasksSwept:
+    """Put away and delete what ended long enough ago; a dry run counts one batch of each at most.
+
+    Raises:
+        RefusedError: this login may not sweep.
+    """
+    await _require_tables(database, "select count(*) from core.sweeper")  # what a login that only sweeps may read
+    return await sweep_agent_tasks(database, dry_run=dry_run)
+
+
 async def _decide(database: Database, task_id: UUID, arguments: list[object], status: str) -> TaskChange:
     await _require_tables(database)
     event_id = await database.value("select platform.agent_task_decide(%s, %s, %s, %s, %s)", [task_id, *arguments])
     return TaskChange(id=task_id, status=status, event_id=event_id)
 
 
-async def _require_tables(database: Database) -> None:
+async def _require_tables(
+    database: Database, substrate: LiteralString = "select generation from core.live_generation"
+) -> None:
     """The substrate may well be there without platform; say which of the two is missing."""
-    await database.value("select generation from core.live_generation")
+    await database.value(substrate)
     if await database.value("select to_regclass('platform.agent_tasks')::oid") is None:
         raise ConfigurationError(f"this database has no agent tasks; run: spectral migrate up --directory {MIGRATIONS}")
 

@@ -66,7 +66,8 @@ class TaskRun:
     def transaction(self) -> AbstractAsyncContextManager[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """A transaction on a connection of its own; what is written in it is kept only if the run is still the task's.
 
-        While it is open, nobody takes the task over; keep it short. Entering it raises `RunLostError` if somebody has.
+        While it is open, nobody takes the task over; keep it short. One that waits between two statements for longer
+        than the run's ttl is ended by the server. Entering it raises `RunLostError` if somebody has taken it over.
         """
         return self._store.transaction()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 import psycopg
-from psycopg.rows import tuple_row
 from psycopg.types.json import Jsonb
 
 from spectral.core.events import SubstrateLostError, TerminalHandlerError
@@ -20,7 +20,6 @@ from spectral.platform.agent_tasks.values import AgentTask, Decision, TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-    from datetime import timedelta
     from typing import LiteralString
 
 _NO_SUCH: Final = "P0002"
@@ -28,6 +27,7 @@ _NOT_IN_THAT_STATE: Final = "55000"
 _APPLICATION: Final = "spectral agent task"
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 2.0
+_LONGEST_IDLE: Final = timedelta(minutes=10)
 
 _BEGIN: Final = "select status, wait from platform.agent_task_begin(%s, %s, %s, %s, %s)"
 _READ: Final = """
@@ -73,6 +73,7 @@ class RunStore:
         self.token = uuid4()
         self.ttl = ttl
         self._dsn = dsn
+        self._answer = answer
         self._session = Session(dsn, _APPLICATION, answer, settings={})
         self._lock = asyncio.Lock()
 
@@ -139,9 +140,14 @@ class RunStore:
 
         Raises:
             RunLostError: it is not.
+            SubstrateLostError: the database cannot be reached.
         """
-        connection = await self._connect()
+        # Nobody takes the task over while it is open: a machine that is gone must not hold it for longer than its run.
+        idle = max(min(self.ttl, _LONGEST_IDLE) // timedelta(milliseconds=1), 1)  # 0 would be for ever
+        settings = {"idle_in_transaction_session_timeout": f"{idle}ms"}
+        session = Session(self._dsn, _APPLICATION, self._answer, settings=settings)
         try:
+            connection = await session.connection()
             async with connection.transaction():
                 try:
                     await connection.execute("select platform.agent_task_hold(%s, %s)", [self.task_id, self.token])
@@ -151,7 +157,7 @@ class RunStore:
                     raise
                 yield connection
         finally:
-            await connection.close()
+            await session.drop()
 
     async def close(self) -> None:
         """Close the connection; hardly waits, whatever the database does."""
@@ -184,11 +190,6 @@ class RunStore:
         if row is None:
             raise RunLostError(f"the run of agent task {self.task_id} is over")
         return row
-
-    async def _connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-        return await psycopg.AsyncConnection.connect(
-            self._dsn, autocommit=True, row_factory=tuple_row, application_name=_APPLICATION
-        )
 
 
 def _task(task_id: UUID, row: tuple[Any, ...]) -> AgentTask:

@@ -7,7 +7,8 @@
       ▼
     finish, fenced: succeeded | waiting_for_approval | cancelled | failed (queued again, or for good) | released
 
-A run that is lost is never finished, only left: whoever took the task over speaks for it now.
+A run that is lost is never finished, only left: whoever took the task over speaks for it now. While the database is out
+of sight nobody says so, and the clock has to: an executor is stopped early enough to end before an heir may begin.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ async def carry_out(store: RunStore, executor: Executor, delivery: DeliveryConte
         TerminalHandlerError: there is no such task.
         SubstrateLostError: the database cannot be reached.
     """
+    clock = asyncio.get_running_loop().time
     while True:
         try:
+            asked_at = clock()
             begun = await store.begin(delivery.worker, delivery.event_id)
             match begun:
                 case Over(status):
@@ -64,7 +67,7 @@ async def carry_out(store: RunStore, executor: Executor, delivery: DeliveryConte
                 case Busy(wait):
                     await asyncio.sleep(min(wait, _LOOK_AGAIN).total_seconds())
                 case task:
-                    return await _Supervision(TaskRun(task, delivery, store), store, times).run(executor)
+                    return await _Supervision(TaskRun(task, delivery, store), store, times).run(executor, asked_at)
         except RunLostError:
             delivery.logger.warning("agent task run lost", agent_task_id=str(store.task_id))
             store.renew_token()
@@ -78,11 +81,14 @@ class _Supervision:
         self._store = store
         self._times = times
         self._clock = asyncio.get_running_loop().time
-        self._alive_at = self._clock()
+        self._leave_at = 0.0
         self._told_at: float | None = None
 
-    async def run(self, executor: Executor) -> None:
-        """Execute and finish. Raises as `carry_out`, and `RunLostError`."""
+    async def run(self, executor: Executor, asked_at: float) -> None:
+        """Execute and finish; the run was asked for at that time. Raises as `carry_out`, and `RunLostError`."""
+        self._lives_since(asked_at)
+        if self._clock() >= self._leave_at:
+            raise RunLostError("the database took so long to begin the run that it may be over")
         work = asyncio.get_running_loop().create_task(
             _caught(executor, self._run.task, self._run), name=f"agent task {self._run.task.id}"
         )
@@ -104,23 +110,28 @@ class _Supervision:
         """Beat until the executor has ended; answers why it has to be stopped, if it has."""
         end = self._clock() + self._times.run.total_seconds()
         while True:
-            done, _ = await asyncio.wait({work}, timeout=self._times.beat.total_seconds())
+            pause = min(self._times.beat.total_seconds(), self._leave_at - self._clock())
+            done, _ = await asyncio.wait({work}, timeout=max(pause, 0.0))
             if done:
                 return None
+            asked_at = self._clock()
             try:
-                asked_at = self._clock()
-                await self._run.beat()
-                self._alive_at = asked_at
-            except RunLostError:
+                async with asyncio.timeout_at(self._leave_at):
+                    await self._run.beat()
+                self._lives_since(asked_at)
+            except (RunLostError, TimeoutError):
                 return _Why.LOST
             except SubstrateLostError:
-                # Out of sight for longer than the others wait: the task may be theirs by now.
-                if self._clock() - self._alive_at > self._times.ttl.total_seconds():
+                if self._clock() >= self._leave_at:
                     return _Why.LOST
             if self._has_been_told_long_ago():
                 return _Why.CANCELLED
             if self._clock() >= end:
                 return _Why.TOO_LONG
+
+    def _lives_since(self, asked_at: float) -> None:
+        """The database was asked then, and has answered: others wait for the ttl from then on, or longer."""
+        self._leave_at = asked_at + (self._times.ttl - self._times.patience).total_seconds()
 
     def _has_been_told_long_ago(self) -> bool:
         if not self._run.cancel_requested:

@@ -108,7 +108,8 @@ class AgentTask:
 class RunTimes:
     """How long what may take.
 
-    beat: how often a run shows that it lives; ttl: for how long it need not before it counts as lost.
+    beat: how often a run shows that it lives; ttl: for how long it need not before it counts as lost. An executor whose
+        run cannot show it is stopped `patience` before that, so that it has ended when another one may begin.
     run: the longest run. stop: how long an executor that was told of a cancellation may take before its task is
         cancelled under it; patience: how long it may take to obey that.
     answer: how long the database may take for a statement.
@@ -129,4 +130,10 @@ class RunTimes:
         if self.ttl < 2 * self.beat:
             raise ConfigurationError(
                 f"ttl must leave room for two heartbeats: set it to {2 * self.beat} or more, or beat more often"
+            )
+        least = self.beat + 2 * self.answer + self.patience
+        if self.ttl <= least:
+            raise ConfigurationError(
+                "ttl must leave room for a heartbeat on a new connection, and for the executor to stop: set it to more"
+                f" than beat + 2 * answer + patience, which is {least}"
             )

@@ -16,7 +16,7 @@ do $roles$
 declare
     v_role name;
 begin
-    foreach v_role in array array['platform_owner', 'platform_app']::name[] loop
+    foreach v_role in array array['platform_owner', 'platform_app', 'platform_approver']::name[] loop
         begin
             if not exists (select from pg_roles where rolname = v_role) then
                 execute format('create role %I nologin', v_role);
@@ -49,7 +49,7 @@ begin
 end
 $membership$;
 grant usage, create on schema platform to platform_owner;
-grant usage on schema platform to platform_app;
+grant usage on schema platform to platform_app, platform_approver;
 -- spectral-lint: allow cross-context-grant because whoever operates the substrate decides over tasks, in every context
 grant usage on schema platform to spectral_operator, spectral_retention;
 
@@ -353,6 +353,10 @@ begin
         return query select v_task.status, null::interval;
         return;
     elsif v_task.run_token = p_token then
+        -- Whoever asks lives, and counts its time to live from this answer.
+        update platform.agent_tasks as task
+        set heartbeat_at = v_now, run_expires_at = v_now + p_ttl
+        where task.id = p_id;
         return query select 'running'::text, null::interval;
         return;
     elsif v_task.run_expires_at > v_now then
@@ -517,7 +521,8 @@ alter function platform.agent_task_finish(uuid, uuid, text, text, boolean, jsonb
 revoke execute on function platform.agent_task_finish(uuid, uuid, text, text, boolean, jsonb) from public;
 
 -- Decides over a task that waits for it. An approval is queued with an outbox row of its own, which resumes the task
--- with what it stored, under fresh attempts; it is of the live generation unless told. A rejection ends it.
+-- with what it stored, under fresh attempts; it is of the live generation unless told. A rejection ends it. p_by is what
+-- the caller says; the login that said it is kept beside it.
 create function platform.agent_task_decide(
     p_id uuid, p_decision text, p_by text default null, p_reason text default null, p_generation bigint default null
 ) returns uuid
@@ -551,7 +556,7 @@ begin
         ended_at = case when p_decision = 'rejected' then v_now end,
         decisions = task.decisions || jsonb_build_array(jsonb_build_object(
             'question', task.question, 'asked_at', task.asked_at, 'decision', p_decision, 'decided_by', v_by,
-            'decided_at', v_now, 'reason', left(p_reason, 2000), 'event_id', v_event
+            'login', session_user, 'decided_at', v_now, 'reason', left(p_reason, 2000), 'event_id', v_event
         ))
     where task.id = p_id;
     if p_decision = 'approved' then
@@ -671,8 +676,10 @@ $$;
 alter function platform.agent_task_sweep(interval, interval, integer, boolean) owner to platform_owner;
 revoke execute on function platform.agent_task_sweep(interval, interval, integer, boolean) from public;
 
--- The app enqueues, runs and reads; people read, decide and cancel; retention sweeps. Nobody writes the tables.
-grant select on platform.agent_tasks, platform.agent_task_runs, platform.conversations to platform_app;
+-- The app enqueues, runs, cancels and reads; people read, decide and cancel; retention sweeps. Nobody writes the tables.
+-- Whoever runs executors does not decide: an agent would approve what it asks itself.
+grant select on platform.agent_tasks, platform.agent_task_runs, platform.conversations
+    to platform_app, platform_approver;
 grant execute on function
     platform.agent_task_enqueue(
         text, jsonb, text, uuid, uuid, text, integer, interval, bigint, text, interval, text, uuid
@@ -682,9 +689,9 @@ grant execute on function
     platform.agent_task_save(uuid, uuid, jsonb),
     platform.agent_task_hold(uuid, uuid),
     platform.agent_task_finish(uuid, uuid, text, text, boolean, jsonb),
-    platform.agent_task_decide(uuid, text, text, text, bigint),
     platform.agent_task_cancel(uuid, text, text)
     to platform_app;
+grant execute on function platform.agent_task_decide(uuid, text, text, text, bigint) to platform_approver;
 -- spectral-lint: allow cross-context-grant because whoever operates the substrate decides over tasks, in every context
 grant select on platform.agent_tasks, platform.agent_task_runs, platform.conversations to spectral_operator;
 -- spectral-lint: allow cross-context-grant because whoever operates the substrate decides over tasks, in every context
@@ -699,5 +706,5 @@ comment on table platform.agent_tasks is 'Long work with its own gate: one run a
 comment on column platform.agent_tasks.fence is 'Grows with every run; for fencing what lies outside of this database.';
 comment on column platform.agent_tasks.attempts is 'Runs begun since it was enqueued or approved, the released ones aside.';
 comment on column platform.agent_tasks.on_loss is 'What becomes of a run whose worker was lost: resume or fail.';
-comment on column platform.agent_tasks.decisions is 'Every question that was decided, by whom and why; append-only.';
+comment on column platform.agent_tasks.decisions is 'Every question that was decided, by whom, with which login and why; append-only.';
 comment on column platform.conversations.trigger_event_id is 'The outbox row that began it, which it may outlive.';

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from spectral.platform.agent_tasks.operations import TaskChange, TaskDetail, TaskSummary
 
 agent_tasks = typer.Typer(
-    help="Long tasks of agents: look at them, approve, reject, cancel them.",
+    help="Long tasks of agents: look at them, approve, reject, cancel, sweep them.",
     epilog="Example: spectral agent-tasks list --status waiting_for_approval",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -146,6 +146,25 @@ def cancel(
     _tell(change, f"would be {told}" if dry_run else told, dry_run=dry_run, as_json=as_json)
 
 
+@agent_tasks.command(epilog="Example: spectral agent-tasks sweep --dry-run")
+def sweep(dry_run: DryRun = False, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Put away tasks that ended 90 days ago, and delete, for good, those put away 7 days ago.
+
+    A task may say itself how long it is kept. Never what has not ended. It may be stopped and run again at any time. A
+    dry run counts 1000 of each at most. The login has to be a member of spectral_retention.
+    """
+    from spectral.core.operations.documents import as_document  # noqa: PLC0415  pydantic; --help must not pay for it
+    from spectral.platform.agent_tasks import operations  # noqa: PLC0415  psycopg; as above
+
+    if not dry_run:
+        confirm("put away and delete agent tasks that ended long ago", yes=yes)
+    swept = with_database("agent-tasks sweep", lambda database: operations.sweep(database, dry_run=dry_run))
+    if as_json:
+        emit_json({**as_document(swept), "dry_run": dry_run})
+    would = "would be " if dry_run else ""
+    note(f"{swept.put_away} {would}put away, {swept.deleted} {would}deleted")
+
+
 def _change(
     verb: str, task_id: UUID, do: Callable[[Database], Awaitable[TaskChange]], *, yes: bool, dry_run: bool
 ) -> TaskChange:
@@ -210,7 +229,8 @@ def _lines(task: TaskDetail) -> Iterator[str]:
     if task.decisions:
         yield "decisions"
     for each in task.decisions:
-        yield f"  {plain(each['question'])}: {each['decision']} by {plain(each['decided_by'])} {plain(each['reason'])}"
+        who = f"{plain(each['decided_by'])} (login {plain(each['login'])})"
+        yield f"  {plain(each['question'])}: {each['decision']} by {who} {plain(each['reason'])}"
     if task.runs:
         yield "runs"
     for run in task.runs:

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from spectral_ops.cli.errors import ConfirmationNeededError
+from spectral_ops.cli.events_options import plain
 
 
 def confirm(what: str, *, yes: bool) -> None:
@@ -20,6 +21,6 @@ def confirm(what: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise ConfirmationNeededError(f"{what}: not done, nobody is there to ask; say it with --yes")
     # Not typer's own question: it writes a blank to stdout, where only data belongs.
-    typer.echo(f"{what}? [y/N] ", err=True, nl=False)
+    typer.echo(f"{plain(what)}? [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise ConfirmationNeededError("not done")

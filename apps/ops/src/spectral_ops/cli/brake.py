@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spectral_ops.cli.asking import confirm
+from spectral_ops.cli.events_options import plain
 from spectral_ops.cli.options import AsJson, By, DryRun, Reason, Yes, actor
 from spectral_ops.cli.output import emit_json, emit_table, note
 from spectral_ops.cli.running import with_database
@@ -62,7 +63,7 @@ def on(  # noqa: PLR0913, PLR0917  one parameter for each option of the command
     if done:
         note(f"{_spoken(name)}: braked; {held}\n  let it go: spectral brake off {_option(name)}")
     elif held.brake is not None:
-        note(f"{_spoken(name)}: braked already, by {held.brake.pulled_by}: {held.brake.reason}")
+        note(f"{_spoken(name)}: braked already, by {plain(held.brake.pulled_by)}: {plain(held.brake.reason)}")
     else:
         note(f"{_spoken(name)}: {'would be braked' if dry_run else 'braked already'}; {held}")
 
@@ -94,8 +95,10 @@ def off(  # noqa: PLR0913, PLR0917  one parameter for each option of the command
         _emit(held, changed=done, dry_run=dry_run)
     if held.brake is None:
         note(f"{_spoken(name)}: no brake was pulled")
-    else:
+    elif done or dry_run:
         note(f"{_spoken(name)}: {'claiming goes on' if done else 'claiming would go on'}; {held}")
+    else:
+        note(f"{_spoken(name)}: claiming goes on; somebody else has let the brake go meanwhile")
     for other in held.still_braked:
         note(f"still braked: {_spoken(other)}\n  let it go: spectral brake off {_option(other)}")
 
@@ -126,7 +129,7 @@ def _named(context: str | None, *, everything: bool) -> str:
 
 
 def _spoken(name: str) -> str:
-    return "all contexts" if name == "*" else name
+    return "all contexts" if name == "*" else plain(name)
 
 
 def _option(name: str) -> str:

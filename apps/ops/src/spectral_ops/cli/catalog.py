@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PACKAGES_VARIABLE: Final = "SPECTRAL_CONTRACT_PACKAGES"
 DEFAULT_PACKAGES: Final = ("spectral.worlds", "spectral.platform")
+DEFAULT_APP: Final = "spectral_workers"
+"""Where the consumers of Spectral's own reference contexts are declared."""
 
 catalog = typer.Typer(
     help="Contracts of events: checked, compared, kept.",
@@ -41,7 +43,12 @@ Packages = Annotated[
 ]
 Apps = Annotated[
     list[str] | None,
-    typer.Option("--app", metavar="APP", help="module:attribute of a Consumer, or of a list of them; repeatable."),
+    typer.Option(
+        "--app",
+        metavar="APP",
+        help="module:attribute of a Consumer, or of a list of them; repeatable. Spectral's own reference contexts come "
+        "with their consumers.",
+    ),
 ]
 
 
@@ -60,7 +67,8 @@ def check(package: Packages = None, app: Apps = None, as_json: AsJson = False) -
     packages = contract_packages(package)
     found = contracts.discover(packages)
     findings = contracts.check_succession(found, today=datetime.now(tz=UTC).date())
-    problems = contracts.check_consumers(found, located(app))
+    consumers = consumers_for(packages, app)
+    problems = contracts.check_consumers(found, consumers)
     failed = any(each.fails for each in findings) or any(each.breaks for each in problems)
     if as_json:
         emit_json(
@@ -68,6 +76,7 @@ def check(package: Packages = None, app: Apps = None, as_json: AsJson = False) -
                 "fits": not failed,
                 "packages": list(packages),
                 "event_types": list(found),
+                "handlers": _count(consumers),
                 "findings": as_document(findings),
                 "problems": as_document(problems),
             }
@@ -75,16 +84,26 @@ def check(package: Packages = None, app: Apps = None, as_json: AsJson = False) -
     else:
         for text in [*map(contracts.tell_finding, findings), *map(contracts.tell_problem, problems)]:
             typer.echo(text)
-    note(f"{', '.join(packages)}: {len(found)} event type(s), {'something does not fit' if failed else 'all fits'}")
+    verdict = "something does not fit" if failed else "all fits"
+    note(f"{', '.join(packages)}: {len(found)} event type(s), {_checked(consumers, verdict)}")
     if failed:
         raise typer.Exit(ExitCode.FAILED)
 
 
 @catalog.command(epilog="Example: spectral catalog diff HEAD")
 def diff(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="A git revision, or a file written by snapshot.")],
+    base: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASE",
+            help="A git revision, or a file written by snapshot (one that ends in .json is always a file).",
+        ),
+    ],
     package: Packages = None,
     app: Apps = None,
+    allow_new_package: Annotated[
+        bool, typer.Option("--allow-new-package", help="A package without contracts in the revision promised nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare the contracts with those of an earlier release: additive only.
@@ -100,15 +119,17 @@ def diff(
     packages = contract_packages(package)
     now = contracts.snapshot(contracts.discover(packages))
     today = datetime.now(tz=UTC).date()
-    found = contracts.review(_base(base, packages), now, consumers=located(app), today=today)
+    consumers = consumers_for(packages, app)
+    before = _base(base, packages, allow_new=allow_new_package)
+    found = contracts.review(before, now, consumers=consumers, today=today)
     if as_json:
-        emit_json(_diff_document(base, found))
+        emit_json({**_diff_document(base, found), "handlers": _count(consumers)})
     else:
         for text in [*map(contracts.tell_change, found.changes), *map(contracts.tell_problem, found.doubts)]:
             typer.echo(text)
     count = len(found.changes)
     verdict = "nothing breaks" if found.compatible else "consumers break"
-    note(f"{base}: {count} change(s), {verdict}")
+    note(f"{base}: {count} change(s), {_checked(consumers, verdict)}")
     if not found.compatible:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -145,22 +166,38 @@ def contract_packages(given: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(given or [each.strip() for each in named if each.strip()] or DEFAULT_PACKAGES)
 
 
-def located(apps: Sequence[str] | None) -> tuple[Consumer, ...]:
-    """The consumers that these names stand for."""
-    if not apps:
+def consumers_for(packages: Sequence[str], apps: Sequence[str] | None) -> tuple[Consumer, ...]:
+    """The consumers that these names stand for; without any, those of Spectral's own contexts if it is about them."""
+    if apps:
+        from spectral_workers.locate import locate_consumers  # noqa: PLC0415  pydantic comes with it
+
+        return locate_consumers(apps)
+    if set(packages) != set(DEFAULT_PACKAGES):
         return ()
-    from spectral_workers.locate import locate_consumers  # noqa: PLC0415  pydantic comes with it
+    from spectral_workers.event_consumers import build_declared_consumers  # noqa: PLC0415  as above
 
-    return locate_consumers(apps)
+    return build_declared_consumers()
 
 
-def _base(base: str, packages: Sequence[str]) -> Snapshot:
+def _count(consumers: Sequence[Consumer]) -> int:
+    return sum(len(each.handlers) for each in consumers)
+
+
+def _checked(consumers: Sequence[Consumer], verdict: str) -> str:
+    """How many handlers the verdict is about, and what that is worth."""
+    count = _count(consumers)
+    told = f"{verdict}; {count} handler(s) checked"
+    return told if count else f"{told}\n{_NOBODY}"
+
+
+def _base(base: str, packages: Sequence[str], *, allow_new: bool) -> Snapshot:
     from spectral.core import contracts  # noqa: PLC0415  pydantic comes with it
 
     file = Path(base)
-    if file.is_file():
+    # A file that happens to be called like a branch must not hide the branch.
+    if file.is_file() and (file.suffix == ".json" or not contracts.is_revision(base, packages)):
         return contracts.parse_snapshot(file.read_text(encoding="utf-8"), source=base)
-    return contracts.snapshot_at(base, packages)
+    return contracts.snapshot_at(base, packages, allow_new=allow_new)
 
 
 def _diff_document(base: str, found: Review) -> dict[str, object]:
@@ -168,3 +205,8 @@ def _diff_document(base: str, found: Review) -> dict[str, object]:
 
     changes = [{**as_document(each.change), "breaks": list(each.breaks)} for each in found.changes]
     return {"base": base, "compatible": found.compatible, "changes": changes, "doubts": as_document(found.doubts)}
+
+
+_NOBODY: Final = (
+    "doubtful: nobody who reads the events was looked at\n  try: name the consumers with --app module:attribute"
+)

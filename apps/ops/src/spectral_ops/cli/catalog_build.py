@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from spectral_ops.cli.catalog import DEFAULT_PACKAGES, Apps, Packages, catalog, contract_packages, located
+from spectral_ops.cli.catalog import DEFAULT_APP, Apps, Packages, catalog, consumers_for, contract_packages
 from spectral_ops.cli.errors import ExitCode
 from spectral_ops.cli.options import AsJson  # noqa: TC001  typer reads annotations at run time
 from spectral_ops.cli.output import emit_json, emit_table, note
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["catalog"]
 
 DIRECTORY: Final = Path("docs/events")
-APPS: Final = ("spectral_workers.event_consumers:platform", "spectral_workers.event_consumers:worlds")
-"""The consumers of Spectral's own reference contexts."""
 
 
 class Format(StrEnum):
@@ -124,9 +122,10 @@ def catalogue_of(package: Sequence[str] | None = None, app: Sequence[str] | None
     from spectral_ops.catalogue import collect  # noqa: PLC0415  as above
 
     packages = contract_packages(package)
-    apps = tuple(app or (APPS if packages == DEFAULT_PACKAGES else ()))
-    roots = sorted({name.partition(":")[0].partition(".")[0] for name in apps})
-    return collect(discover(packages), consumers=located(apps), packages=packages, apps=roots)
+    consumers = consumers_for(packages, app)
+    names = app or ([DEFAULT_APP] if consumers else [])
+    roots = sorted({name.partition(":")[0].partition(".")[0] for name in names})
+    return collect(discover(packages), consumers=consumers, packages=packages, apps=roots)
 
 
 def _root(directory: Path) -> Path:

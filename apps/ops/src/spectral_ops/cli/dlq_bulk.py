@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spectral.core.database import OperationError
+from spectral.core.database import NotFoundError, OperationError, RefusedError
 from spectral.core.operations.dead_letters import states_of
 from spectral.core.operations.documents import as_document
 from spectral.core.operations.replay import ReplayReport, preview
@@ -111,6 +111,8 @@ async def _do(
     with _progress(deed.done, planned) as tell, _interrupted() as stop:
         try:
             return await deed.many(fixed, tell, stop)
+        except (NotFoundError, RefusedError):
+            raise  # the same command would be refused again
         except OperationError:
             note(_going_on(deed, options, planned.failed_before))
             raise
@@ -124,7 +126,7 @@ def _going_on(deed: Deed, options: Mapping[str, object], failed_before: datetime
 
 def counted(count: int, *, capped: bool) -> str:
     """A number as it is shown."""
-    return f"more than {count:,}" if capped else f"{count:,}"
+    return f"at least {count:,}" if capped else f"{count:,}"
 
 
 def _events(count: int) -> str:

@@ -65,7 +65,7 @@ def replay(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     By ids, or all that a filter means and that are in the DLQ by now, oldest failure first. What fails again meanwhile
     is not replayed twice. Ctrl-C ends it after the batch at hand, exits with 1, and shows the command that goes on.
     """
-    from spectral.core.deployments import live_generation  # noqa: PLC0415  psycopg; --help must not pay for it
+    from spectral.core.deployments import replay_target  # noqa: PLC0415  psycopg; --help must not pay for it
     from spectral.core.operations import replay as service  # noqa: PLC0415  as above
     from spectral_ops.cli.dlq_bulk import Deed, Manner  # noqa: PLC0415  as above
 
@@ -88,7 +88,7 @@ def replay(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     _require_a_choice(ids, options)
 
     async def run(database: Database) -> ExitCode:
-        into = await live_generation(database) if generation is None else generation
+        into = await replay_target(database, generation)
         how = service.ReplayOptions(by=actor(by), reason=reason, generation=into, rate=rate, batch=batch)
         deed = Deed(
             do="replay",
@@ -97,7 +97,9 @@ def replay(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
             few=lambda few: service.replay(database, few, generation=into, by=how.by, reason=reason),
             many=lambda wanted, tell, stop: service.replay_matching(database, wanted, how, tell, stop),
         )
-        return await _change(database, deed, ids, options, Manner(yes=yes, dry_run=dry_run, as_json=as_json))
+        # Whoever goes on means the same generation, though another one may be live by then.
+        pinned = {**options, "--generation": into}
+        return await _change(database, deed, ids, pinned, Manner(yes=yes, dry_run=dry_run, as_json=as_json))
 
     raise typer.Exit(with_database("dlq replay", run))
 

@@ -92,3 +92,8 @@ def plain(text: object) -> str:
     """What a row holds, without anything that a terminal would take for an order."""
     shown = "" if text is None else str(text)
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in shown)
+
+
+def plain_lines(text: str) -> str:
+    """The same for a text of ours that has several lines."""
+    return "\n".join(map(plain, text.split("\n")))

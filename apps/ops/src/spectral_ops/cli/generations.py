@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spectral_ops.cli.asking import confirm
 from spectral_ops.cli.errors import ExitCode
+from spectral_ops.cli.events_options import command_line
+from spectral_ops.cli.generations_progress import bar, interrupted
 from spectral_ops.cli.options import AsJson, By, DryRun, Reason, Yes, actor
 from spectral_ops.cli.output import emit_json, emit_table, note
 from spectral_ops.cli.running import with_database
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Sequence
 
     from spectral.core.database import Database
-    from spectral.core.deployments import Count, Deployment, HandedOver, HandOverPreview, Promotion
+    from spectral.core.deployments import Deployment, HandedOver, HandOverPreview, Promotion
 
 generations = typer.Typer(
     help="Release generations: allocate, promote, drain, retire, hand over.",
@@ -220,7 +219,7 @@ def hand_over(  # noqa: PLR0913, PLR0917  one parameter for each option of the c
         if dry_run or not preview.waiting:
             return preview, None
         confirm(f"hand {preview.total} rows over from generation {source} to {target}", yes=yes)
-        with _bar(preview.total) as on_progress, _interrupted() as aborted:
+        with bar(preview.total) as on_progress, interrupted() as aborted:
             return preview, await deployments.hand_over(
                 database, order, by=actor(by), reason=reason, on_progress=on_progress, aborted=aborted
             )
@@ -232,8 +231,11 @@ def hand_over(  # noqa: PLR0913, PLR0917  one parameter for each option of the c
         note(f"{preview.total} rows would be handed over" if dry_run else "nothing waits there")
         return
     note(f"{done.moved:,} rows were handed over; left are {done.pending} that wait and {done.in_flight} in flight")
-    if done.aborted:
-        note(f"ended before it was done\n  try: spectral generations hand-over {source} {target}")
+    if done.aborted or done.pending.rows:
+        options = {"--context": context, "--batch": batch, "--reason": reason, "--by": by}
+        again = command_line(f"generations hand-over {source} {target}", options)
+        ended = "ended before it was done" if done.aborted else "given up: what still waits is held, or new"
+        note(f"{ended}\n  try: {again}")
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -271,30 +273,3 @@ def _show_preview(preview: HandOverPreview, warnings: Sequence[str], *, table: b
         emit_table(("context", "type", "rows"), rows)
     for warning in warnings:
         note(f"warning: {warning}")
-
-
-@contextmanager
-def _bar(total: Count) -> Generator[Callable[[int], None]]:
-    """How far it is: a bar on a terminal, else a line for each batch."""
-    if not sys.stderr.isatty():
-        yield lambda moved: note(f"{moved:,} of {total}")
-        return
-    from rich.console import Console  # noqa: PLC0415  slow to import, and only a terminal needs it
-    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415  as above
-
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task("handed over", total=total.rows)
-        yield lambda moved: progress.update(task, completed=moved)
-
-
-@contextmanager
-def _interrupted() -> Generator[Callable[[], bool]]:
-    """Whether somebody pressed Ctrl-C meanwhile; what runs is not cut off by it."""
-    import asyncio  # noqa: PLC0415  --help must not pay for it
-
-    loop, pressed = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGINT, pressed.set)
-    try:
-        yield pressed.is_set
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)

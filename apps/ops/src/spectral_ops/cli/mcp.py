@@ -54,7 +54,7 @@ def mcp(
     variables = environment()
     settings = ServerSettings(DatabaseSettings.from_environ(variables), actor(by), allow_writes=allow_writes)
     token = variables.get(TOKEN_VARIABLE) or None
-    listening = HttpSettings(host, port, token, tuple(allow_host or ())) if http else None
+    listening = HttpSettings(host, port, token, tuple(allow_host or ()), allow_writes) if http else None
     note(f"{describe_database(settings.database.dsn)}: {'writes are allowed' if allow_writes else 'reads only'}")
     _serve(settings, listening)
 

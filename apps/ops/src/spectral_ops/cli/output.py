@@ -1,4 +1,7 @@
-"""How commands speak: data on stdout as a table or as JSON, everything else on stderr."""
+"""How commands speak: data on stdout as a table or as JSON, everything else on stderr.
+
+Names, reasons and errors were written by others: nothing here gives a terminal an order that stands in them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import typer
+
+from spectral_ops.cli.events_options import plain, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,11 +34,11 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain, row))
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     Console(width=width, markup=False, highlight=False, emoji=False).print(table)
 
 
 def note(text: str) -> None:
-    """One line for the person at the terminal, on stderr."""
-    typer.echo(text, err=True)
+    """One line for the person at the terminal, on stderr; or a few."""
+    typer.echo(plain_lines(text), err=True)

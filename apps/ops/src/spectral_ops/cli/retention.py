@@ -14,12 +14,13 @@ import typer
 from spectral_ops.cli.asking import confirm
 from spectral_ops.cli.database import environment
 from spectral_ops.cli.errors import ExitCode
+from spectral_ops.cli.events_options import plain
 from spectral_ops.cli.options import AsJson, By, DryRun, Yes, actor
 from spectral_ops.cli.output import emit_json, emit_table, note
 from spectral_ops.cli.running import with_database
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from spectral.core.database import Database
     from spectral.core.retention import OnProgress, Registry, SweepOptions, SweepProgress, SweepReport, SweepState
@@ -119,8 +120,8 @@ async def _sweep(database: Database, policies: Registry, options: SweepOptions, 
 
 
 def _run_for_ever(policies: Registry, options: SweepOptions, every: float, stop: threading.Event) -> None:
-    """Sweep whenever it is due, on a connection for each; a database that is away is waited for."""
-    from spectral.core.database import DatabaseTooSlowError, DatabaseUnavailableError  # noqa: PLC0415  psycopg
+    """Sweep whenever it is due, on a connection for each; one that cannot be done is told, and tried again."""
+    from spectral.core.database import OperationError  # noqa: PLC0415  psycopg
     from spectral.core.retention import due_in, in_words, last_sweep  # noqa: PLC0415  as above
 
     async def when_due(database: Database) -> float:
@@ -135,14 +136,14 @@ def _run_for_ever(policies: Registry, options: SweepOptions, every: float, stop:
     while not stop.is_set():
         try:
             wait = with_database("retention", when_due, statement_timeout=_CALL)
-        except (DatabaseUnavailableError, DatabaseTooSlowError) as error:
-            note(f"not swept: {error}")
+        except OperationError as error:
+            note(f"not swept: {error}" + (f"; try: {error.remedy}" if error.remedy else ""))
             wait = min(every, _AGAIN)
         stop.wait(wait)
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[threading.Event]:
+def _told_to_stop() -> Generator[threading.Event]:
     """Set by the first SIGTERM or SIGINT, for the sweep to end in good order; a second one ends the process."""
     told = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -165,7 +166,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
+def _progress() -> Generator[OnProgress]:
     """A bar for each table on a terminal, a few lines elsewhere; on stderr."""
     if not sys.stderr.isatty():
         yield _progress_lines()
@@ -224,7 +225,7 @@ def _summary(report: SweepReport) -> str:
     from spectral.core.retention import Ended  # noqa: PLC0415  psycopg
 
     other = report.other
-    who = f"{other.name}, since {other.started_at:%Y-%m-%d %H:%M:%S} UTC" if other is not None else "another one"
+    who = f"{plain(other.name)}, since {other.started_at:%Y-%m-%d %H:%M:%S} UTC" if other is not None else "another one"
     deleted = report.outbox.deleted + report.event_handled.deleted
     put_away = report.outbox.put_away + report.event_handled.put_away
     match report.ended:
@@ -243,7 +244,8 @@ def _summary(report: SweepReport) -> str:
 def _state_lines(state: SweepState) -> Iterator[str]:
     if state.sweeping is not None:
         since, heard = state.sweeping.started_at, state.sweeping.renewed_at
-        yield f"sweeping: {state.sweeping.name}, since {since:%Y-%m-%d %H:%M:%S} UTC, last heard of {heard:%H:%M:%S}"
+        name = plain(state.sweeping.name)
+        yield f"sweeping: {name}, since {since:%Y-%m-%d %H:%M:%S} UTC, last heard of {heard:%H:%M:%S}"
     if state.last is not None:
         last = state.last
         swept = f"{last.outbox.deleted} events and {last.event_handled.deleted} dedup records deleted"

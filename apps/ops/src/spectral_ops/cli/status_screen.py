@@ -18,6 +18,7 @@ from spectral.core.operations.insights_values import NOTHING
 from spectral.core.operations.verdict_values import Level
 from spectral.core.operations.verdict_words import listed, spoken
 from spectral_ops.cli.database import environment
+from spectral_ops.cli.events_options import plain, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,10 +56,10 @@ def block(level: Level, lines: Sequence[str], command: str | None, width: int) -
     text.append(f"{level:<{_MARGIN}}", STYLES[level])
     room = max(min(width, _READABLE) - _MARGIN, 20)
     folded = [part for line in lines for part in textwrap.wrap(line, room, break_on_hyphens=False) or [""]]
-    text.append(("\n" + " " * _MARGIN).join(folded))
+    text.append(("\n" + " " * _MARGIN).join(map(plain, folded)))
     if command:
         text.append("\n" + " " * _MARGIN + "-> ")
-        text.append(command, COMMAND_STYLE)
+        text.append(plain_lines(command), COMMAND_STYLE)
     return text
 
 
@@ -95,7 +96,7 @@ def backlog_table(snapshot: Snapshot, *, bars: bool = False) -> Table | None:
         servants = len(snapshot.servants(backlog.context, backlog.generation))
         braked = " braked" if snapshot.brake_on(backlog.context) else ""
         table.add_row(
-            f"{backlog.context or '(broadcasts)'}{braked}",
+            f"{plain(backlog.context) or '(broadcasts)'}{braked}",
             f"{backlog.generation} {backlog.generation_status or 'unknown'}",
             *([_bar(backlog, most)] if bars else []),
             _number(backlog.due),
@@ -118,11 +119,11 @@ def worker_table(snapshot: Snapshot) -> RenderableType | None:
     table.add_column("since", justify="right", no_wrap=True)
     for worker in sorted(snapshot.workers, key=lambda each: each.alive)[:_MOST_WORKERS]:
         table.add_row(
-            worker.name,
+            plain(worker.name),
             Text("alive", "green") if worker.alive else Text("vanished", "bold red"),
             listed(worker.generations),
-            listed(worker.contexts),
-            f"{worker.host} pid {worker.pid}",
+            plain(listed(worker.contexts)),
+            f"{plain(worker.host)} pid {worker.pid}",
             str(worker.in_flight or ""),
             _age(snapshot.taken_at - worker.signed_in_at),
         )

@@ -1,4 +1,4 @@
-"""Following events on a terminal: what is printed, and what becomes of it when the connection is lost."""
+"""Following events on a terminal: what is printed, and what becomes of it when the database is away or slow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from spectral.core.database import DatabaseUnavailableError, connect
+from spectral.core.database import DatabaseTooSlowError, DatabaseUnavailableError, connect
 from spectral.core.operations.documents import as_document
 from spectral.core.operations.tail import Missed, TailMemory, recent, tail
 from spectral_ops.cli.events_options import plain, when
@@ -45,6 +45,7 @@ def follow(dsn: str, wish: Wish) -> None:
 
     Raises:
         DatabaseUnavailableError: there was no connection to begin with.
+        DatabaseTooSlowError: nor was there a first answer.
     """
     asyncio.run(_follow(dsn, wish))
 
@@ -62,7 +63,7 @@ async def _follow(dsn: str, wish: Wish) -> None:
                         return
                     pause = _FIRST_PAUSE
                     await _until(stop, _print_changes(database, wish, wish.every, memory))
-            except DatabaseUnavailableError as error:
+            except (DatabaseTooSlowError, DatabaseUnavailableError) as error:
                 if not began:
                     raise
                 note(f"{error}; trying again in {pause:g} s")

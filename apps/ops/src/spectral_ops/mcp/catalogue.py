@@ -82,7 +82,7 @@ _READS: Final = (
         name="get_backlog",
         title="How delivery stands",
         description="A verdict in words on delivery, and the figures behind it: what waits, is in flight and has "
-        "failed by context and generation, workers, brakes.",
+        f"failed by context and generation, workers, brakes. {UNTRUSTED}",
         arguments=arguments.Nothing,
         result=results.Backlog,
         call=lambda call, _: tools.get_backlog(call.database),
@@ -90,7 +90,7 @@ _READS: Final = (
     Entry(
         name="list_generations",
         title="List release generations",
-        description="Release generations with their status and what is left of each, and remarks on them.",
+        description=f"Release generations with their status and what is left of each, and remarks on them. {UNTRUSTED}",
         arguments=arguments.Nothing,
         result=results.Generations,
         call=lambda call, _: tools.list_generations(call.database),
@@ -99,7 +99,7 @@ _READS: Final = (
         name="run_doctor",
         title="Examine the database",
         description="Checks the server, the schema, roles, vacuum, the NOTIFY queue and growth; every finding has its "
-        "fix, which is for a person to run.",
+        f"fix, which is for a person to run. {UNTRUSTED}",
         arguments=arguments.Nothing,
         result=results.Examination,
         call=lambda call, _: tools.run_doctor(call.settings.dsn, call.settings.direct_dsn),

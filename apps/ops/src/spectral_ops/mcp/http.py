@@ -1,7 +1,8 @@
 """The tools over streamable HTTP: who may call, under which name, and until when.
 
-Loopback unless told otherwise. Any other address needs a token. The Host and Origin of every request are checked, so
-that a page in a browser cannot reach the tools under a name of its own (DNS rebinding).
+Loopback unless told otherwise. Any other address or name needs a token, and so do tools that change anything. The Host
+and Origin of every request are checked, so that a page in a browser cannot reach the tools under a name of its own (DNS
+rebinding).
 """
 
 from __future__ import annotations
@@ -40,12 +41,16 @@ _GRACE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Where to listen, for whom. `names` are those that clients may call it by beside the address itself."""
+    """Where to listen, for whom. `names` are those that clients may call it by beside the address itself.
+
+    `writes`: tools are offered that change something. Every user of this machine can reach loopback.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     token: str | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
+    writes: bool = False
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < _SHORTEST_TOKEN:
@@ -53,21 +58,31 @@ class HttpSettings:
                 f"{TOKEN_VARIABLE} is too short; take one of at least {_SHORTEST_TOKEN} characters: "
                 "openssl rand -hex 32"
             )
-        if not is_loopback(self.host) and self.token is None:
+        exposed = None if self.token is not None else self._exposed()
+        if exposed is not None:
+            why, option = exposed
             raise ConfigurationError(
-                f"{self.host} can be reached from other machines, and there is no token; "
-                f"set {TOKEN_VARIABLE} (openssl rand -hex 32), or leave out --host"
+                f"{why}, and there is no token; set {TOKEN_VARIABLE} (openssl rand -hex 32), or leave out {option}"
             )
         if is_wildcard(self.host) and not self.names:
             raise ConfigurationError(
                 f"{self.host} is no name that a client calls; say which names it may use: --allow-host ops.example.com"
             )
 
+    def _exposed(self) -> tuple[str, str] | None:
+        """Why it must not be open to everybody, and the option that makes it so."""
+        if not is_loopback(self.host):
+            return f"{self.host} can be reached from other machines", "--host"
+        outside = next((name for name in self.names if not is_loopback(name.strip("[]"))), None)
+        if outside is not None:
+            return f"{outside} is what other machines call it by", "--allow-host"
+        return ("every user of this machine could change events", "--allow-writes") if self.writes else None
+
     @property
     def hosts(self) -> frozenset[str]:
         """The names that a request may ask for, as they stand in its Host header, without a port."""
-        own = {"127.0.0.1", "localhost", "::1"} if is_loopback(self.host) else set()
-        bound = set() if is_wildcard(self.host) else {self.host}
+        own: set[str] = {"127.0.0.1", "localhost", "::1"} if is_loopback(self.host) else set()
+        bound: set[str] = set() if is_wildcard(self.host) else {self.host}
         return frozenset(map(_in_url, {*own, *bound, *self.names}))
 
 

@@ -72,7 +72,7 @@ class DlqGroup(Value):
     handler_name: str | None
     error_class: Untrusted
     count: int
-    capped: bool = Field(description="There are more than the count says.")
+    capped: bool = Field(description="There are at least as many as the count says.")
     first_failed_at: datetime
     last_failed_at: datetime
     sample_id: UUID = Field(description="One of them, for get_dlq_event_detail.")
@@ -103,7 +103,7 @@ class Amount(Value):
 class Sentence(Value):
     """One sentence of the verdict, and what a person would run."""
 
-    text: str
+    text: Untrusted
     level: str
     command: str | None
 
@@ -157,7 +157,7 @@ class Backlog(Result):
 
     def summary(self) -> str:
         """As above."""
-        return f"{self.level}: {self.verdict[0].text}"
+        return f"{self.level}: {self.verdict[0].text} {UNTRUSTED}"
 
 
 class Count(Value):
@@ -180,8 +180,8 @@ class Generation(Value):
     pending: Count
     in_flight: Count
     failed: Count
-    workers: list[str]
-    accepted_by: list[str] = Field(description="Workers of other generations that run its rows too.")
+    workers: list[Untrusted]
+    accepted_by: list[Untrusted] = Field(description="Workers of other generations that run its rows too.")
 
 
 class Remark(Value):
@@ -209,7 +209,7 @@ class Finding(Value):
 
     check: str
     severity: str
-    what: str
+    what: Untrusted
     why: str
     fix: str
 
@@ -246,7 +246,7 @@ class AuditEntry(Value):
     reason: Untrusted | None
     affected: int
     event_ids: list[UUID]
-    detail: dict[str, Any]
+    detail: dict[str, Any] = Field(description=UNTRUSTED)
 
 
 class Audit(Result):

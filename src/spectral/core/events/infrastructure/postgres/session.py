@@ -141,12 +141,12 @@ class Session:
         task = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait({task}, timeout=self._answer)
+            if not done:
+                # After a loop that stood still the time is up and the answer is there: look once more.
+                done, _ = await asyncio.wait({task}, timeout=_SECOND_LOOK)
         except asyncio.CancelledError:
             self._give_up(task)
             raise
-        if not done:
-            # After a loop that stood still the time is up and the answer is there: look once more.
-            done, _ = await asyncio.wait({task}, timeout=_SECOND_LOOK)
         if not done:
             self._give_up(task)
             raise SubstrateLostError(f"no answer within {self._answer:g} s")
