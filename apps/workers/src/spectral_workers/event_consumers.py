@@ -110,6 +110,7 @@ def build_declared_consumers() -> tuple[Consumer, ...]:
 
 
 async def _refuse_task(task: AgentTask, run: TaskRun) -> None:
+    # Not an open end: which executor runs tasks is the project's to say, and nobody may run them with none.
     raise NotImplementedError("this consumer is only looked at; give build_agent_task_consumer an executor")
 
 
