@@ -9,13 +9,13 @@ BIN    := $(VENV)/bin
 LOCK   := requirements/dev.lock
 STAMP  := $(VENV)/.installed
 
-EXTRAS := binary embedded asyncpg sqlalchemy django lint mcp
+EXTRAS := binary embedded asyncpg sqlalchemy django lint mcp otel metrics sentry uvloop
 # Workers of the parallel test run, each with a Postgres of its own; one more than two cores, for many tests wait.
 JOBS   ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system check format bench bench-latency docs lock wheel clean faults mutations soak
+.PHONY: help setup demo test test-system check format bench bench-quick bench-observability docs lock wheel clean faults mutations soak
 
 help: ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,11 +58,14 @@ format: setup ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## publish figures as ratios within one run
-	$(BIN)/python -m benchmarks.publish
+bench: setup ## ours, the peers and the floor in one run (25 minutes; ONLY=drain-noop,latency for some of it)
+	$(BIN)/python -m benchmarks $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-bench-latency: setup ## commit to handler beside procrastinate and PgQueuer, in one run
-	$(BIN)/python -m benchmarks.latency
+bench-quick: setup ## the same in two minutes: ours, the floor and the two fastest peers
+	$(BIN)/python -m benchmarks --quick $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-observability: setup ## what logs, traces and metrics cost a busy worker, beside none (ROUNDS=5 EVENTS=10000)
+	$(BIN)/python -m benchmarks.observability $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(EVENTS),--events $(EVENTS)) $(if $(ONLY),--only $(ONLY))
 
 docs: setup ## rewrite the generated reference pages and the event catalogue
 	$(BIN)/python -m docs.generate

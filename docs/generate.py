@@ -2,6 +2,7 @@
 
 sql-functions.md   from the migrations: each function's signature and the comment above it
 cli.md             from the command line's own help
+metrics.md         from the catalogue of metrics
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import typer.main
 from typer.testing import CliRunner
 
+from spectral.core.events.metrics import METRICS, prometheus_labels, prometheus_name
 from spectral.core.migrations import discover
 from spectral_ops.cli.app import app
 
@@ -70,9 +72,29 @@ def _commands(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...
         yield from _commands(each, (*path, name))
 
 
+def metrics() -> str:
+    """Every metric, under both of its names."""
+    parts = [_NOTE, "# Metrics\n"]
+    parts.append(
+        "What a worker counts, how it is, and, from the one worker that is elected to measure it, how the database\n"
+        "is: [how to get at them](../how-to/observe.md#metrics). Labels are from bounded sets: after 200 values of a\n"
+        "label the others are counted as `_other`. The context `*` stands for broadcasts that are not split yet, and\n"
+        "where a brake is meant, for all contexts. Counts of rows in the database end at 10,000.\n"
+    )
+    head = "| Prometheus | OpenTelemetry | kind | unit | labels | |\n|---|---|---|---|---|---|"
+    rows = (
+        f"| `{prometheus_name(each)}` | `{each.name}` | {each.kind} | {each.unit.replace('{', '').replace('}', '')}"
+        f" | {', '.join(f'`{label}`' for label in prometheus_labels(each))} | {each.help} |"
+        for each in METRICS
+    )
+    parts.append("\n".join((head, *rows)) + "\n")
+    return "\n".join(parts)
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages should hold now."""
-    return {REFERENCE / "sql-functions.md": sql_functions(), REFERENCE / "cli.md": command_line()}
+    made = {"sql-functions.md": sql_functions(), "cli.md": command_line(), "metrics.md": metrics()}
+    return {REFERENCE / name: text for name, text in made.items()}
 
 
 def main() -> None:

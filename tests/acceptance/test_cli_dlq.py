@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID, uuid4
 
@@ -31,9 +31,12 @@ _GO_ON: Final = re.compile(r"go on: (spectral .*)")
 
 @dataclass(frozen=True)
 class Ran:
+    """What a command did; what it said to a person and what it logged are both on stderr."""
+
     code: int
     out: str
     err: str
+    log: list[dict[str, Any]] = field(default_factory=list, compare=False)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -57,7 +60,10 @@ class Shell:
             with pytest.raises(SystemExit) as end:
                 main()
         captured = self.capsys.readouterr()
-        return Ran(int(end.value.code or 0), captured.out, captured.err)
+        lines = captured.err.splitlines(keepends=True)
+        log = [json.loads(line) for line in lines if line.startswith("{")]
+        said = "".join(line for line in lines if not line.startswith("{"))
+        return Ran(int(end.value.code or 0), captured.out, said, log)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -93,6 +99,12 @@ def spectral(database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def letters(connection: Connection, count: int, error: str = "ValueError: platform.index: no") -> list[UUID]:
     return [outbox_row(connection, "failed", last_error=error, payload={"note": "canary"}) for _ in range(count)]
+
+
+def said_next(process: subprocess.Popen[str]) -> str:
+    """The next line for a person."""
+    assert process.stderr is not None
+    return next(line for line in process.stderr if not line.startswith("{"))
 
 
 def replayed(connection: Connection) -> int:
@@ -213,7 +225,7 @@ def test_what_is_refused_half_way_is_not_said_to_go_on(spectral: Shell, connecti
     options = ("--all", "--yes", "--batch", "5", "--rate", "5", "--generation", "2")
     with spectral.process("dlq", "replay", *options) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "replayed 5 of 20\n"
+        assert said_next(process) == "replayed 5 of 20\n"
         connection.execute("update core.deployments set status = 'retired', retired_at = now() where generation = 2")
         rest = process.stderr.read()
         assert process.wait() == 1
@@ -241,6 +253,7 @@ def test_a_filter_is_previewed_asked_for_and_done(spectral: Shell, connection: C
         "replayed 5 of 5",
         "5 events replayed into generation 1; 0 left of those that were there",
     ]
+    assert [line["count"] for line in done.log] == [2, 2, 1]
     assert row(connection, other)["status"] == "failed"
 
 
@@ -272,8 +285,7 @@ def test_ctrl_c_ends_it_after_the_batch_and_the_command_it_shows_does_the_rest(
     options = ("--all", "--yes", "--batch", "5", "--rate", "10", "--reason", "it's fixed")
     with spectral.process("dlq", "replay", *options) as process:
         assert process.stderr is not None
-        said = process.stderr.readline()
-        assert said == "replayed 5 of 40\n"
+        assert said_next(process) == "replayed 5 of 40\n"
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait() == 1
@@ -296,7 +308,7 @@ def test_a_connection_lost_half_way_is_75_and_shows_how_to_go_on(spectral: Shell
     options = ("--all", "--yes", "--batch", "5", "--rate", "5")
     with spectral.process("dlq", "replay", *options) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "replayed 5 of 20\n"
+        assert said_next(process) == "replayed 5 of 20\n"
         connection.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'spectral dlq replay'"
         )
@@ -355,6 +367,9 @@ def test_discarding_takes_events_out_of_the_dlq_and_keeps_the_reason(spectral: S
     letters(connection, 1, "KeyError: no")
     one = spectral("dlq", "discard", str(first), "--reason", "a test order", "--yes")
     assert one == Ran(0, "", "1 event discarded\n")
+    (line,) = one.log
+    assert (line["event"], line["service"], line["event_ids"]) == ("discarded", "spectral-cli", [str(first)])
+    assert (line["by"], line["reason"], line["count"]) == ("ada", "a test order", 1)
     assert spectral("dlq", "discard", str(first), "--reason", "again", "--yes").code == 1
     dry = spectral("dlq", "discard", "--error", "ValueError", "--reason", "test orders", "--dry-run")
     assert (dry.code, dry.err) == (0, "3 event(s) would be discarded\n")

@@ -32,7 +32,8 @@ from tests.unit.test_cli_tree import ALL, COMMANDS, Command, of
 
 UNKNOWN: Final = UUID("00000000-0000-7000-8000-000000000000")
 
-NEEDS_NO_DATABASE: Final = frozenset({"version", "demo", "dev", "migrate lint", "catalog"})  # or the group's name
+# or the group's name
+NEEDS_NO_DATABASE: Final = frozenset({"version", "demo", "dev", "migrate lint", "catalog", "metrics"})
 WAITS_FOR_IT: Final = frozenset({"worker", "mcp"})
 UNTIL_STOPPED: Final = frozenset({"worker", "dev", "mcp"})
 ELSEWHERE: Final = {"demo": "tests/acceptance/test_demo.py runs the same line"}

@@ -126,7 +126,7 @@ def test_an_operators_login_is_enough(database: str, connection: psycopg.Connect
     with role(database, groups=("spectral_operator",)) as own:
         assert spectral(own, "status").returncode == 0
         assert spectral(own, "top", "--once", "--interval", "0.1").returncode == 0
-    with role(database, groups=("spectral_worker",)) as own:
+    with role(database, groups=("spectral_publisher",)) as own:
         refused = spectral(own, "status")
     assert refused.returncode == 1
     assert refused.stderr.endswith("try: grant spectral_operator to <role>\n")

@@ -56,6 +56,23 @@ def test_starting_while_the_database_is_not_there(tmp_path: Path) -> None:
             assert ask(port, "/live") == (200, {"state": "starting"})
 
 
+def test_the_metrics_of_a_worker_are_on_the_same_port(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    publish(database, "worlds.scan.completed", 3)
+    with WorkerProcess(tmp_path, "app:platform", "--health-port", "0", SPECTRAL_DATABASE_URL=database) as process:
+        port = served_port(process)
+        process.wait_for("handled", times=3)
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", "/metrics")
+        scraped = connection.getresponse().read().decode()
+        connection.close()
+        process.stop()
+        assert process.end() == 0
+    assert 'spectral_outcomes_total{context="platform",outcome="delivered"} 3.0' in scraped
+    assert 'spectral_worker_state{state="idle"} 1.0' in scraped
+    assert 'spectral_probe_failed_total{tool="logs"} 0.0' in scraped
+
+
 def test_idle_then_busy_then_draining(database: str, tmp_path: Path) -> None:
     write_app(
         tmp_path,

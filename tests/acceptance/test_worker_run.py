@@ -80,17 +80,32 @@ def test_every_log_line_is_one_json_object_that_says_when_and_who(database: str,
             context.logger.info("said", text="a\nb\x1b[2J\x9b")
         """,
     )
-    publish(database, "worlds.scan.failed")
-    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+    publish(database, "worlds.scan.failed", trace_context=f"00-{'a' * 32}-{'b' * 16}-01")
+    variables = {"SPECTRAL_DATABASE_URL": database, "SPECTRAL_ENVIRONMENT": "test", "SPECTRAL_LOG_LEVEL": "debug"}
+    with WorkerProcess(tmp_path, "app:platform", "--drain", **variables) as worker:
         assert worker.end() == 0
     assert "\x1b" not in worker.text
     assert "\x9b" not in worker.text
     documents = [json.loads(line) for line in worker.text.splitlines()]
     for line in documents:
-        assert {"timestamp", "level", "event"} <= line.keys()
+        assert list(line)[:3] == ["timestamp", "level", "event"]
         assert datetime.fromisoformat(line["timestamp"]).tzinfo == UTC
-        assert (line["service"], line["generation"]) == ("spectral-worker", 1)
+        assert (line["service"], line["environment"], line["generation"]) == ("spectral-worker", "test", 1)
     assert worker.logged("said")[0]["text"] == "a\nb\x1b[2J\x9b"
+    about = [line for line in documents if line.get("event_id")]
+    assert [line["event"] for line in about if line["event"] != "said"] == ["handler ran", "handled"]
+    assert {(line["event_id"], line["trace_id"], line["attempts"]) for line in about} == {
+        (about[0]["event_id"], "a" * 32, 1)
+    }
+    assert {"claimed", "settled", "stopped"} <= {line["event"] for line in documents}
+
+
+def test_a_log_level_that_there_is_not_is_2_and_names_those_there_are(tmp_path: Path) -> None:
+    write_app(tmp_path)
+    variables = {"SPECTRAL_DATABASE_URL": "postgresql://nowhere", "SPECTRAL_LOG_LEVEL": "loud"}
+    with WorkerProcess(tmp_path, **variables) as worker:
+        assert worker.end() == 2
+    assert "set it to one of debug, info, warning, error" in worker.text
 
 
 def test_whoever_configures_structlog_keeps_it(database: str, tmp_path: Path) -> None:

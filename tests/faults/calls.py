@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
 import pytest
+from psycopg.pq.abc import PGresult
 
+from spectral.core.events.infrastructure.postgres import session
+from spectral.core.events.infrastructure.postgres.script import Statement
 from spectral.core.events.infrastructure.postgres.session import Session
 
 T = TypeVar("T")
@@ -35,10 +39,27 @@ class Calls:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Come between the workers of this process and their database."""
-        call, open_ = Session.call, Session._open
+        call, open_, script = Session.call, Session._open, Session.script
+        send = session.run_script
+        dooms: ContextVar[bool] = ContextVar("dooms", default=False)
 
         async def counted_call(this: Session, work: Work[T]) -> T:
             return await call(this, self._failing(work) if self._is_doomed(this) else work)
+
+        async def counted_script(this: Session, *statements: Statement) -> list[PGresult]:
+            token = dooms.set(self._is_doomed(this))
+            try:
+                return await script(this, *statements)
+            finally:
+                dooms.reset(token)
+
+        async def counted_send(
+            connection: psycopg.AsyncConnection[Any], statements: Iterable[Statement], within: float
+        ) -> list[PGresult]:
+            def work(line: psycopg.AsyncConnection[Any]) -> Awaitable[list[PGresult]]:
+                return send(line, statements, within)
+
+            return await (self._failing(work) if dooms.get() else work)(connection)
 
         async def counted_open(this: Session) -> psycopg.AsyncConnection[Any]:
             if self._is_doomed(this):
@@ -47,6 +68,8 @@ class Calls:
 
         monkeypatch.setattr(Session, "call", counted_call)
         monkeypatch.setattr(Session, "_open", counted_open)
+        monkeypatch.setattr(Session, "script", counted_script)
+        monkeypatch.setattr(session, "run_script", counted_send)
 
     def _is_doomed(self, of: Session) -> bool:
         name = of._application.rpartition(" ")[2]

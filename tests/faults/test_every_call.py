@@ -16,7 +16,7 @@ import pytest
 from spectral.core.events import DatabaseSettings, WorkerSettings
 from spectral.core.events.bootstrap import worker
 from spectral.core.events.delivery.listener import Listener
-from spectral.core.events.probe import Crashed, Note
+from spectral.core.events.probe import Crashed, Note, NoteTaker
 from spectral.core.events.settings import WorkerTimes
 from spectral.core.events.testing import check, settle_down
 from tests.faults.calls import HOWS, Calls, How
@@ -33,7 +33,7 @@ TIMES: Final = WorkerTimes(
 
 
 @dataclass
-class Crashes:
+class Crashes(NoteTaker):
     """A probe that listens for the worst only."""
 
     of: list[str] = field(default_factory=list)

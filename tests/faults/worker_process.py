@@ -17,7 +17,7 @@ from spectral.core.events import DatabaseSettings, WorkerSettings, failpoints
 from spectral.core.events.bootstrap import worker
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import worker as _preloaded  # noqa: F401  before the fork, not after
-from spectral.core.events.probe import Finished, LeaseWasLost, Note, Quarantined, Reaped
+from spectral.core.events.probe import Finished, LeaseWasLost, Note, NoteTaker, Quarantined, Reaped
 from spectral.core.events.settings import WorkerTimes
 from tests.faults.handlers import External, consumers
 from tests.faults.plan import Plan, Trap
@@ -25,7 +25,7 @@ from tests.faults.plan import Plan, Trap
 CRASHED: Final = 1
 
 
-class Channel:
+class Channel(NoteTaker):
     """The way to the test: notes go there, one word comes back. Whoever writes waits until it is written."""
 
     def __init__(self, line: socket.socket) -> None:

@@ -233,13 +233,22 @@ async def test_an_operators_login_is_told_what_it_cannot_see_and_nothing_is_made
     assert ("schema_drift" in findings) is not ("schema" in unseen)
 
 
-async def test_a_workers_login_is_told_that_it_may_not_look(database: str) -> None:
-    with role(database, groups=("spectral_worker",)) as own:
+async def test_a_publishers_login_is_told_that_it_may_not_look(database: str) -> None:
+    with role(database, groups=("spectral_publisher",)) as own:
         found = await examine(own)
     finding = by_check(found)["login"]
-    assert "is a member of spectral_worker only" in finding.what
+    assert "is a member of spectral_publisher only" in finding.what
     assert "grant spectral_operator to" in finding.fix
     assert "delivery" in {each.part for each in found.unseen}
+
+
+async def test_a_workers_login_is_told_of_delivery_and_of_what_it_may_not_look_at(database: str) -> None:
+    with role(database, groups=("spectral_worker",)) as own:
+        found = await examine(own)
+    unseen = {each.part: each.fix for each in found.unseen}
+    assert by_check(found)["nobody"].what == "Generation 1 is live and has no worker"
+    assert "delivery" not in unseen
+    assert "grant spectral_operator to" in unseen["latency"]
 
 
 async def test_a_database_that_is_down_is_an_error_not_a_finding() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -17,8 +18,9 @@ from spectral.core.events import ConfigurationError
 from spectral.core.operations import insights_sql
 from spectral.core.operations.documents import as_document
 from spectral.core.operations.insights import COUNT_CAP, Amount, Backlog, Snapshot, take_snapshot
-from spectral.core.operations.verdict import Level, judge
+from spectral.core.operations.verdict import judge
 from tests.migrations.schema import role
+from tests.migrations.test_schema_plans import EXPLAIN, nodes_of
 
 AGO = timedelta(minutes=4)
 
@@ -149,24 +151,30 @@ async def test_counts_stop_at_the_cap_and_say_so(operator: Database, connection:
 async def test_a_look_reads_no_more_rows_than_it_counts(connection: psycopg.Connection[Any]) -> None:
     publish(connection, 2 * COUNT_CAP)
     publish(connection, COUNT_CAP, status="delivered", delivered_at=datetime.now(UTC))
+    publish(connection, 200, **failed(datetime.now(UTC)))
+    publish(connection, 200, **in_flight("vanished"))
     cap = 100
-    bounds = {"now": datetime.now(UTC), "cap": cap, "lanes": 10}
-    for name in ("LANES", "IN_FLIGHT", "FAILED"):
-        statement: bytes = getattr(insights_sql, name)
-        with connection.transaction():
-            connection.execute(insights_sql.PLAN)
-            (plan,) = connection.execute(b"explain (analyze, format json) " + statement, bounds).fetchall()
-        nodes = list(_nodes(plan[0][0]["Plan"]))
-        assert not [node for node in nodes if node["Node Type"] == "Seq Scan" and node["Relation Name"] == "outbox"]
-        assert max(_rows(node) for node in nodes if node.get("Relation Name") == "outbox") <= cap
+    plans = _plans(connection, {"now": datetime.now(UTC), "cap": cap, "lanes": 10})
+    nodes = [node for plan in plans for node in nodes_of(plan["Plan"]) if node.get("Relation Name") == "outbox"]
+    assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
+    assert max(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in nodes) == cap
 
 
-def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    return [plan, *(node for child in plan.get("Plans", []) for node in _nodes(child))]
+async def test_nobody_has_more_counted_than_the_cap(connection: psycopg.Connection[Any]) -> None:
+    publish(connection, COUNT_CAP + 5)
+    asked = {"now": datetime.now(UTC), "cap": 10 * COUNT_CAP, "lanes": 10 * COUNT_CAP}
+    (lane,) = connection.execute(insights_sql.LANES, asked).fetchall()
+    assert lane[4] == COUNT_CAP + 1
 
 
-def _rows(node: dict[str, Any]) -> float:
-    return float(node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+def _plans(connection: psycopg.Connection[Any], bounds: dict[str, object]) -> list[dict[str, Any]]:
+    """How the statements inside the functions went."""
+    said: list[str] = []
+    connection.execute(EXPLAIN)
+    connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+    for statement in (insights_sql.LANES, insights_sql.IN_FLIGHT, insights_sql.FAILED):
+        connection.execute(statement, bounds)
+    return [json.loads(text.split("plan:", 1)[1]) for text in said if text.startswith("duration:")]
 
 
 async def test_whoever_pins_old_rows_is_named(
@@ -192,7 +200,6 @@ async def test_an_operators_login_sees_everything_but_other_logins_activity(
         pid, superuser = pinning.info.backend_pid, pinning.info.user
         async with connect(own, "test") as operator:
             snapshot = await take_snapshot(operator)
-    assert snapshot.login_sees_all
     assert not snapshot.activity_visible
     assert of(snapshot, "platform").due == Amount(3)
     assert snapshot.workers[0].alive
@@ -208,22 +215,55 @@ async def test_with_pg_monitor_an_operator_sees_activity_too(database: str) -> N
         assert (holder.pid, holder.state) == (pinning.info.backend_pid, "idle in transaction")
 
 
-async def test_a_read_only_login_is_told_that_it_sees_a_part(
-    database: str, connection: psycopg.Connection[Any]
+@pytest.mark.parametrize("group", ["spectral_worker", "spectral_readonly"])
+async def test_whoever_may_not_read_the_events_counts_them_as_an_operator_does(
+    database: str, connection: psycopg.Connection[Any], group: str
 ) -> None:
+    now = datetime.now(UTC)
+    sign_in(connection, "lives")
+    sign_in(connection, "vanished", alive=False)
     publish(connection, 3, workspace_id=uuid4())
-    with role(database, groups=("spectral_readonly",)) as own:
-        async with connect(own, "test") as reader:
-            snapshot = await take_snapshot(reader)
-    assert (snapshot.login_sees_all, snapshot.backlogs) == (False, ())
-    assert judge(snapshot).level is Level.ATTENTION
+    publish(connection, 1, target=None, channel="outbox_default")
+    publish(connection, 2, **in_flight("vanished"))
+    publish(connection, 1, **failed(now))
+    publish(connection, 1, status="delivered", delivered_at=now)
+    connection.execute("select core.brake_pull('worlds', 'ada', 'broken')")
+    seen = []
+    for each in (group, "spectral_operator"):
+        with role(database, groups=(each,)) as own:
+            async with connect(own, "test") as reader:
+                seen.append(await take_snapshot(reader))
+    one, other = map(_comparable, seen)
+    assert one == other
+    assert of(seen[0], "platform") == replace(
+        of(seen[1], "platform"), oldest_due=of(seen[0], "platform").oldest_due, due=Amount(3), failed=Amount(1)
+    )
+    assert seen[0].sweep is not None
+    assert seen[0].sweep.oldest_delivered_at == now
 
 
-async def test_a_login_that_may_not_look_is_told_what_to_grant(database: str) -> None:
-    with role(database, groups=("spectral_publisher",)) as own:
-        async with connect(own, "test") as publisher:
+def _comparable(snapshot: Snapshot) -> tuple[object, ...]:
+    """All that does not depend on when it was looked, or by whom."""
+    lanes = [(lane.generation, lane.channel, lane.context, lane.due, lane.waiting) for lane in snapshot.lanes]
+    backlogs = [replace(each, oldest_due=None) for each in snapshot.backlogs]
+    tables = [(table.name, table.bytes) for table in snapshot.tables]
+    return lanes, backlogs, tables, snapshot.workers, snapshot.brakes, snapshot.deployments, snapshot.live_generation
+
+
+@pytest.mark.parametrize("group", ["spectral_publisher", "spectral_retention"])
+async def test_a_login_that_may_not_look_is_told_what_to_grant(database: str, group: str) -> None:
+    with role(database, groups=(group,)) as own:
+        async with connect(own, "test") as stranger:
             with pytest.raises(RefusedError, match="may not") as caught:
-                await take_snapshot(publisher)
+                await take_snapshot(stranger)
+    assert caught.value.remedy == "grant spectral_operator to <role>"
+
+
+async def test_a_login_of_no_group_is_told_the_same(database: str) -> None:
+    with role(database) as own:
+        async with connect(own, "test") as nobody:
+            with pytest.raises(RefusedError, match="may not") as caught:
+                await take_snapshot(nobody)
     assert caught.value.remedy == "grant spectral_operator to <role>"
 
 

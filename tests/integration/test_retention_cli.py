@@ -84,6 +84,11 @@ def started(dsn: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], 
         process.wait()
 
 
+def said_next(said: IO[str]) -> str:
+    """The next line for a person; the others are the log's."""
+    return next(line for line in said if not line.startswith("{"))
+
+
 def cells(table: str) -> list[list[str]]:
     return [line.split() for line in table.splitlines()]
 
@@ -140,10 +145,13 @@ def test_run_sweeps_and_shows_what_it_did(spectral: Shell, connection: Connectio
         0,
         [["put", "away", "deleted"], ["events", "0", "1"], ["dedup", "records", "1", "0"]],
     )
-    lines = ran.err.splitlines()
+    *lines, last = ran.err.splitlines()
     assert lines[:2] == ["events: 100 %, 0 put away, 1 deleted", "dedup records: 100 %, 1 put away, 0 deleted"]
-    assert lines[2].startswith("swept in ")
-    assert lines[2].endswith("s: 1 put away, 1 deleted")
+    logged = json.loads(lines[2])
+    assert (logged["event"], logged["service"], logged["generation"]) == ("swept", "spectral-cli", None)
+    assert (logged["put_away"], logged["deleted"], logged["finished"]) == (1, 1, True)
+    assert last.startswith("swept in ")
+    assert last.endswith("s: 1 put away, 1 deleted")
     assert set(events(connection)) == {kept}
     actors = connection.execute("select distinct actor from core.audit where action = 'sweep'").fetchall()
     assert [actor.startswith("nightly #") for (actor,) in actors] == [True]
@@ -274,7 +282,7 @@ def test_several_run_for_ever_and_sweep_once_in_a_period(spectral: Shell, connec
     many_delivered(connection, 3, 60)
     with started(spectral.dsn, "--every", "3600") as (first, first_said):
         assert first_said.readline() == "events: 100 %, 3 put away, 0 deleted\n"
-        assert first_said.readline().startswith("swept in ")
+        assert said_next(first_said).startswith("swept in ")
         with started(spectral.dsn, "--every", "3600") as (second, second_said):
             assert second_said.readline() == "swept not long ago; the next sweep is due in 59 minutes\n"
             for process in (first, second):
@@ -285,7 +293,7 @@ def test_several_run_for_ever_and_sweep_once_in_a_period(spectral: Shell, connec
 def test_whoever_runs_for_ever_sweeps_again_when_it_is_due(spectral: Shell) -> None:
     with started(spectral.dsn, "--every", "1") as (process, said):
         for _ in range(2):
-            assert said.readline().startswith("swept in ")
+            assert said_next(said).startswith("swept in ")
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
 

@@ -74,7 +74,7 @@ class Bad:
 
     constraint: str
     columns: Mapping[str, object] = field(default_factory=dict)
-    # The trigger that completes an INSERT drops a bad trace context before the CHECK can see it.
+    # The trigger that completes an INSERT mends a date before the CHECK can see it.
     triggers: bool = True
 
     @property
@@ -108,10 +108,6 @@ BAD = [
     outbox("content_class", content_class="command"),
     outbox("idempotency_key", idempotency_key=""),
     outbox("idempotency_key", idempotency_key="k" * 256),
-    *(
-        Bad("outbox_trace_context_check", {"trace_context": trace, "idempotency_key": "k"}, triggers=False)
-        for trace in ("garbage", "ff" + TRACE[2:], TRACE.upper(), TRACE + "-00", "00-" + "0" * 32 + TRACE[35:])
-    ),
     outbox("generation", generation=-1),
     outbox("channel", channel="outbox_gen_2"),
     outbox("channel", channel="outbox_gen_10"),
@@ -232,6 +228,17 @@ GOOD: list[tuple[str, dict[str, object]]] = [
 ]
 
 
+AT_THE_INSERT = {
+    "outbox_event_type_check",
+    "outbox_source_check",
+    "outbox_target_check",
+    "outbox_payload_object_check",
+    "outbox_payload_size_check",
+    "outbox_payload_depth_check",
+}
+"""Raised by a trigger under the names of constraints."""
+
+
 @pytest.fixture(scope="module")
 def module_database(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
     with prepared_database(postgres, migrated_template) as dsn:
@@ -264,7 +271,14 @@ def test_every_check_of_the_schema_has_a_bad_value_here(session: Connection) -> 
     found = session.execute(
         "select conname from pg_constraint where contype = 'c' and connamespace = 'core'::regnamespace"
     ).fetchall()
-    assert {name for (name,) in found} == {bad.constraint for bad in BAD}
+    assert {name for (name,) in found} == {bad.constraint for bad in BAD} - AT_THE_INSERT
+
+
+def test_what_never_changes_is_not_checked_again_when_a_row_is_claimed_and_settled(session: Connection) -> None:
+    """It cannot be updated either; a CHECK would be evaluated for every update, whatever it touches."""
+    source = session.execute("select pg_get_functiondef('core.outbox_refuse_insert'::regproc)").fetchone()
+    assert source is not None
+    assert {name for name in AT_THE_INSERT if name in source[0]} == AT_THE_INSERT
 
 
 def test_a_deep_payload_that_another_table_has_compressed_is_refused_too(session: Connection) -> None:

@@ -43,8 +43,15 @@ RUNS_AS_OWNER = {
     "deployment_promote",
     "deployment_retire",
     "event_handled_require_settled",
+    "insight_failed",
+    "insight_in_flight",
+    "insight_lanes",
+    "insight_oldest_delivered",
     "outbox_begin",
+    "outbox_begin_one",
     "outbox_claim",
+    "outbox_claim_from",
+    "outbox_deliver",
     "outbox_discard",
     "outbox_fail_unhandled",
     "outbox_fan_out",
@@ -250,8 +257,15 @@ def test_read_only_is_read_only(connection: Connection) -> None:
     for table in TABLES:
         for verb in ("insert", "update", "delete"):
             assert "readonly" not in holders(connection, table, verb)
-    for oid, _, signature, definer, *_ in connection.execute(FUNCTIONS).fetchall():
-        assert not (definer and allowed(connection, "function", "readonly", oid, "execute")), signature
+    as_owner = {
+        name: value(connection, "select provolatile::text from pg_proc where oid = %s", [oid])
+        for oid, name, _, definer, *_ in connection.execute(FUNCTIONS).fetchall()
+        if definer and allowed(connection, "function", "readonly", oid, "execute")
+    }
+    # Counts alone; and what is stable cannot write.
+    assert as_owner == dict.fromkeys(
+        ("insight_failed", "insight_in_flight", "insight_lanes", "insight_oldest_delivered"), "s"
+    )
 
 
 def test_the_audit_is_read_by_operators_and_written_by_nobody(connection: Connection) -> None:
@@ -588,6 +602,24 @@ def test_sweeping_is_not_led_astray(trap: Callable[[str], Trap], connection: Con
     assert connection.execute("select action, actor, session_role from core.audit").fetchall() == [
         ("sweep", "s", laid.user)
     ]
+    untouched(laid, before)
+
+
+@pytest.mark.parametrize("group", ["worker", "operator", "readonly"])
+def test_looking_is_not_led_astray(trap: Callable[[str], Trap], connection: Connection, group: str) -> None:
+    for status in ("pending", "in_flight", "failed", "delivered"):
+        outbox_row(connection, status)
+    laid = trap(group)
+    before = laid.bait()
+    now = value(connection, "select clock_timestamp()")
+
+    lanes = laid.session.execute("select context, due from core.insight_lanes(%s, 10, 10)", [now]).fetchall()
+    held = laid.session.execute("select rows, stale from core.insight_in_flight(%s, 10)", [now]).fetchall()
+    failed = laid.session.execute("select context, rows from core.insight_failed(%s, 10)", [now]).fetchall()
+    oldest = laid.session.execute("select core.insight_oldest_delivered()").fetchall()
+
+    assert (lanes, held, failed) == ([("platform", 1)], [(1, 1)], [("platform", 1)])
+    assert oldest == connection.execute("select delivered_at from core.outbox where status = 'delivered'").fetchall()
     untouched(laid, before)
 
 

@@ -62,7 +62,6 @@ SWEPT = SweepState(now=NOW, sweeping=None, last=None, completed_at=None, oldest_
 SNAPSHOT = Snapshot(
     taken_at=NOW,
     login="ops",
-    login_sees_all=True,
     activity_visible=True,
     live_generation=1,
     deployments=(Deployment(1, "live", None, NOW, None),),

@@ -47,7 +47,6 @@ def look(**changes: Any) -> Snapshot:  # noqa: ANN401  fields by name
     quiet = Snapshot(
         taken_at=NOW,
         login="ops",
-        login_sees_all=True,
         activity_visible=True,
         live_generation=7,
         deployments=(Deployment(7, "live", None, NOW, None),),
@@ -200,12 +199,6 @@ def test_what_puts_delivery_under_pressure_is_said() -> None:
     assert "The NOTIFY queue is 30% full." in told(verdict)
     assert "Backend 99, 'report' of ana (idle in transaction) has been open for 20 min" in told(verdict)
     assert judge(look(notify_queue=0.6)).level is Level.UNHEALTHY
-
-
-def test_a_login_that_does_not_see_everything_says_so_first() -> None:
-    verdict = judge(look(login_sees_all=False))
-    assert verdict.sentences[1].text == "Login ops sees only the events of its own workspace."
-    assert verdict.sentences[1].command == "psql \"$SPECTRAL_DATABASE_URL\" -c 'grant spectral_operator to ops'"
 
 
 def test_the_worst_comes_first_after_the_headline() -> None:

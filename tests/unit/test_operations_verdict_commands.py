@@ -25,7 +25,6 @@ TROUBLED = [
     Snapshot(
         taken_at=NOW,
         login="ops",
-        login_sees_all=True,
         activity_visible=True,
         live_generation=live,
         deployments=(Deployment(8, "allocated", None, None, None),),

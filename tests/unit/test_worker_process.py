@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
@@ -20,11 +21,15 @@ import typer.main
 
 from spectral.core.events import ConfigurationError
 from spectral.core.events.delivery.health import Health, State
+from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.probe import Note, Stopped
+from spectral.core.events.settings import Identity
 from spectral_ops.cli.app import app as command_line
 from spectral_ops.cli.worker import _arguments
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
 from spectral_workers.logs import configure_logs
+from spectral_workers.process import _flush
 
 IDLE = Health(
     state=State.IDLE,
@@ -38,6 +43,9 @@ IDLE = Health(
     running=0,
     loop_blocked_seconds=0.0,
 )
+
+
+WHO = Identity(generation=7, service="spectral-worker", environment="test")
 
 
 # finding consumers
@@ -116,7 +124,7 @@ def divide() -> None:
 def test_a_log_line_is_json_with_the_time_first(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    configure_logs(7)
+    configure_logs(WHO, {})
     log = structlog.get_logger("x")
     log.debug("not shown")
     try:
@@ -125,7 +133,7 @@ def test_a_log_line_is_json_with_the_time_first(monkeypatch: pytest.MonkeyPatch)
         log.exception("failed", text="a\nb\x1b", value=object())
     (line,) = stream.getvalue().splitlines()
     document = json.loads(line)
-    assert list(document)[:5] == ["timestamp", "level", "event", "service", "generation"]
+    assert list(document)[:5] == ["timestamp", "level", "event", "service", "environment"]
     assert (document["level"], document["generation"], document["text"]) == ("error", 7, "a\nb\x1b")
     assert "ZeroDivisionError: 8" in document["exception"]
     assert "canary 2" not in line
@@ -135,7 +143,7 @@ def test_a_log_line_is_json_with_the_time_first(monkeypatch: pytest.MonkeyPatch)
 def test_a_terminal_gets_readable_lines_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    configure_logs(7)
+    configure_logs(WHO, {})
     log = structlog.get_logger("x")
     log.info("said\x9b", text="\x1b]0;title\x07", n=3)
     try:
@@ -153,8 +161,37 @@ def test_a_terminal_gets_readable_lines_without_control_characters(monkeypatch: 
 @pytest.mark.usefixtures("unconfigured")
 def test_who_configured_structlog_before_is_left_alone() -> None:
     structlog.configure(processors=[])
-    configure_logs(7)
+    configure_logs(WHO, {})
     assert structlog.get_config()["processors"] == []
+
+
+def test_whatever_watches_and_hangs_does_not_keep_the_process() -> None:
+    told: list[Note] = []
+    begun, released = threading.Event(), threading.Event()
+
+    class Hanging:
+        def wants(self, _note: Note) -> bool:
+            return True
+
+        def tell(self, _note: Note, _at: float | None = None) -> None:
+            begun.set()
+            released.wait()
+
+    class Quick:
+        def wants(self, _note: Note) -> bool:
+            return True
+
+        def tell(self, note: Note, _at: float | None = None) -> None:
+            told.append(note)
+
+    watch = Watch({"hanging": Hanging(), "worse": Hanging(), "logs": Quick()})
+    watch.tell(Stopped())
+    assert begun.wait(60)
+    _flush(watch)
+    assert not released.is_set()
+    assert told == [Stopped()]
+    released.set()
+    watch.flush(60)
 
 
 # health answers
@@ -246,13 +283,14 @@ asyncio.run(main())
 def test_a_signal_is_heard_when_nobody_reads_the_log_any_more() -> None:
     script = """
 import os, signal, sys, time
+from spectral.core.events.settings import Identity
 from spectral_workers.logs import configure_logs
 from spectral_workers.stopping import StopSignals
 reader, writer = os.pipe()
 os.dup2(writer, 2)
 os.close(reader)
 os.close(writer)
-configure_logs(1)
+configure_logs(Identity(generation=1), {})
 signals = StopSignals(0.2)
 signals.tell(lambda: os.write(1, b"told "))
 for _ in "12":
@@ -270,9 +308,10 @@ def supervised(child: str, *, ends_by_itself: bool, directory: Path) -> tuple[in
     """The exit code and the log of a parent with one child."""
     script = f"""
 import os, signal, sys
+from spectral.core.events.settings import Identity
 from spectral_workers.logs import configure_logs
 from spectral_workers.supervise import Supervisor
-configure_logs(1)
+configure_logs(Identity(generation=1), {{}})
 command = [sys.executable, "-c", {child!r}]
 sys.exit(Supervisor([command], patience=0.1, ends_by_itself={ends_by_itself}).run())
 """

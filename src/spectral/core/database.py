@@ -22,12 +22,15 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, tuple_row
 
 from spectral.core.events.failure import ConfigurationError, SpectralError
+from spectral.core.events.probe import NoteTaker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
     from typing import LiteralString
 
     from psycopg import sql
+
+    from spectral.core.events.probe import Probe
 
     Statement = LiteralString | bytes | sql.SQL | sql.Composed
     Parameters = Sequence[object] | Mapping[str, object]
@@ -82,7 +85,7 @@ class Database:
     """One connection in autocommit mode, for one caller at a time. Every method raises the errors of this module.
 
     Its limits are set for each transaction, never for the session: behind a transaction pooler they would stay with a
-    connection that somebody else is given next.
+    connection that somebody else is given next. `probe` is told what is replayed, discarded and swept through it.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Database:
         connection: psycopg.AsyncConnection[tuple[Any, ...]],
         *,
         statement_timeout: timedelta = timedelta(seconds=10),
+        probe: Probe | None = None,
     ) -> None:
         self.connection = connection
+        self.probe: Probe = NoteTaker() if probe is None else probe
         milliseconds = round(statement_timeout / timedelta(milliseconds=1))
         self._limits = (
             f"set local statement_timeout = {milliseconds}; set local lock_timeout = '5s'; set local timezone = 'UTC'"
@@ -128,7 +133,7 @@ class Database:
 
 @asynccontextmanager
 async def connect(
-    dsn: str, purpose: str, *, statement_timeout: timedelta = timedelta(seconds=10)
+    dsn: str, purpose: str, *, statement_timeout: timedelta = timedelta(seconds=10), probe: Probe | None = None
 ) -> AsyncGenerator[Database]:
     """A connection that is called by its purpose in `pg_stat_activity`, and waits for no statement longer than this.
 
@@ -148,7 +153,7 @@ async def connect(
     except psycopg.Error as error:
         raise DatabaseUnavailableError(f"no connection to {where}: {connect_reason(error)}", _REACH) from None
     try:
-        yield Database(connection, statement_timeout=statement_timeout)
+        yield Database(connection, statement_timeout=statement_timeout, probe=probe)
     finally:
         await connection.close()
 

@@ -31,7 +31,7 @@ from spectral.core.events import (
 )
 from spectral.core.events.bootstrap import publisher_for, publishing, worker
 from spectral.core.events.delivery.listener import Listener
-from spectral.core.events.probe import Note
+from spectral.core.events.probe import Note, NoteTaker
 
 COMPLETED = "worlds.scan.completed"
 STARTED = "worlds.scan.started"
@@ -84,7 +84,7 @@ class Changes(TypedDict, total=False):
     times: WorkerTimes
 
 
-class Notes:
+class Notes(NoteTaker):
     """A probe that remembers."""
 
     def __init__(self) -> None:

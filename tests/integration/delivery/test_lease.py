@@ -173,7 +173,7 @@ async def test_a_zombies_transaction_is_fenced(bench: Bench, platform: Consumer)
     runs: Counter[int] = Counter()
     block = asyncio.Event()
 
-    @platform.on(COMPLETED, concurrency=1)
+    @platform.on(COMPLETED)
     async def project(scan: Scan, tx: Transaction) -> None:
         runs[scan.number] += 1
         await write_effect(tx, "project", scan.number)

@@ -158,8 +158,7 @@ PAYLOADS = {
 @pytest.fixture
 async def unchecked(bench: Bench) -> Bench:
     """A database that lets every payload in."""
-    for constraint in ("outbox_payload_depth_check", "outbox_payload_size_check"):
-        await bench.execute(f"alter table core.outbox drop constraint {constraint}")
+    await bench.execute("alter table core.outbox disable trigger outbox_refuse_insert")
     await bench.execute("set max_stack_depth = '7MB'")
     return bench
 

@@ -198,7 +198,7 @@ async def held_at_most(worker: Listener, until_what: Callable[[], object]) -> in
     return most
 
 
-async def test_with_thousands_of_pending_rows_it_holds_no_more_than_twice_what_can_run(
+async def test_with_thousands_of_pending_rows_it_holds_twice_what_can_run_and_more_only_of_quick_ones(
     bench: Bench, platform: Consumer
 ) -> None:
     go_on = asyncio.Event()
@@ -228,7 +228,7 @@ async def test_with_thousands_of_pending_rows_it_holds_no_more_than_twice_what_c
         assert in_flight == worker.health().held <= bound(2, 5, 10)
         go_on.set()
         most = await held_at_most(worker, lambda: bench.all_are("delivered"))
-    assert most <= bound(2, 5, 10)
+    assert most <= 2_000  # what gets done in a moment, and never more than a thousand of a kind
 
 
 async def test_many_contexts_in_one_worker_do_not_hold_more_than_its_bound(bench: Bench) -> None:

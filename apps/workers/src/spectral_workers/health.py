@@ -3,6 +3,7 @@
     /live     200 unless the worker is dead: restart it then
     /ready    200 if it takes on work: idle, busy or degraded
     /health   the same in numbers, as JSON; 503 when dead
+    /metrics  for Prometheus, one scrape at a time
 
 Counts and times only, so there is nothing to protect; still it listens on this machine alone unless told otherwise.
 """
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.health import Health
 
 _SECONDS_FOR_A_REQUEST: Final = 5
+_JSON: Final = "application/json"
+_EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
+_NO_METRICS: Final = "there are no metrics here; pip install 'spectral-events[metrics]' and start the worker again"
 
 
 class Address(NamedTuple):
@@ -37,14 +41,18 @@ class Address(NamedTuple):
 
 
 @contextmanager
-def health_endpoint(address: Address, health: Callable[[], Health]) -> Iterator[Address]:
+def health_endpoint(
+    address: Address, health: Callable[[], Health], metrics: Callable[[], bytes] | None = None
+) -> Iterator[Address]:
     """Answer while the block runs; gives the address with the port that was taken.
+
+    `metrics` gives the text of a scrape. It may be slow or fail: that is told to whoever scrapes, and to nobody else.
 
     Raises:
         ConfigurationError: nobody can listen there.
     """
     try:
-        server = _Server(address, health)
+        server = _Server(address, health, metrics)
     except OSError as error:
         raise ConfigurationError(
             f"health cannot be served on {address.host}, port {address.port} ({error.strerror}); "
@@ -63,8 +71,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: Address, health: Callable[[], Health]) -> None:
+    def __init__(self, address: Address, health: Callable[[], Health], metrics: Callable[[], bytes] | None) -> None:
         self.health = health
+        self.metrics = metrics
+        self.scraping = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__(address, _Request)
 
@@ -93,22 +103,49 @@ class _Request(BaseHTTPRequestHandler):
         """Probes come every few seconds; they are no news."""
 
     def _answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer_scrape(with_body=with_body)
+            return
         health = self.server.health()
         good = {"/live": health.is_live, "/ready": health.is_ready, "/health": health.is_live}
-        path = self.path.partition("?")[0]
         if path not in good:
-            self._send(HTTPStatus.NOT_FOUND, {"error": "try /live, /ready or /health"}, with_body=with_body)
+            document: dict[str, object] = {"error": "try /live, /ready, /health or /metrics"}
+            self._send(HTTPStatus.NOT_FOUND, _as_json(document), with_body=with_body)
             return
         status = HTTPStatus.OK if good[path] else HTTPStatus.SERVICE_UNAVAILABLE
         shown: dict[str, object] = asdict(health) if path == "/health" else {"state": health.state}
-        self._send(status, shown, with_body=with_body)
+        self._send(status, _as_json(shown), with_body=with_body)
 
-    def _send(self, status: HTTPStatus, document: dict[str, object], *, with_body: bool) -> None:
-        body = json.dumps(document).encode() + b"\n"
+    def _answer_scrape(self, *, with_body: bool) -> None:
+        metrics, scraping = self.server.metrics, self.server.scraping
+        if metrics is None:
+            self._send(HTTPStatus.NOT_FOUND, _as_json({"error": _NO_METRICS}), with_body=with_body)
+            return
+        # One at a time: if one hangs, the next ones do not pile up behind it as threads that hang as well.
+        if not scraping.acquire(timeout=_SECONDS_FOR_A_REQUEST):
+            document: dict[str, object] = {"error": "another scrape is still being answered"}
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, _as_json(document), with_body=with_body)
+            return
+        try:
+            text = metrics()
+        except Exception as error:  # noqa: BLE001  a number that cannot be read is no reason to end anything
+            failed: dict[str, object] = {"error": f"the metrics could not be read ({type(error).__name__})"}
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, _as_json(failed), with_body=with_body)
+            return
+        finally:
+            scraping.release()
+        self._send(HTTPStatus.OK, text, _EXPOSITION, with_body=with_body)
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str = _JSON, *, with_body: bool) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if with_body:
             self.wfile.write(body)
+
+
+def _as_json(document: dict[str, object]) -> bytes:
+    return json.dumps(document).encode() + b"\n"

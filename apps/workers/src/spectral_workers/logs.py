@@ -2,56 +2,178 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
-from typing import TYPE_CHECKING, Final
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Final, TextIO
 
 import structlog
 
+from spectral.core.events.describe import describe
+from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.infrastructure.observability.log_writer import timestamp
+
 if TYPE_CHECKING:
-    from structlog.typing import EventDict, Processor, WrappedLogger
+    from collections.abc import Iterator, Mapping
+
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+    from spectral.core.events.settings import Identity
 
 SERVICE: Final = "spectral-worker"
+LEVEL_VARIABLE: Final = "SPECTRAL_LOG_LEVEL"
+LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-# What could move a terminal's cursor or forge a line of its own: C0, DEL and C1.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# What could move a terminal's cursor or forge a line of its own: C0, DEL, C1 and Unicode's own ends of lines.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SHOWN_FRAMES: Final = 50
+# Escapes all of the above, and whatever else is not printable ASCII. Made once: json.dumps would make one for a line.
+# A circle ends in a RecursionError as well; to look out for it takes time on every line.
+_ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
 
 
-def configure_logs(generation: int) -> None:
-    """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first."""
+def configure_logs(identity: Identity, environ: Mapping[str, str]) -> None:
+    """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
+
+    From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told.
+
+    Raises:
+        ConfigurationError: there is no such level.
+    """
+    level = level_from(environ)
     if structlog.is_configured():
         return
-
-    def stamp(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        # In the order in which they are read.
-        first = {name: event.pop(name) for name in ("timestamp", "level", "event")}
-        return {**first, "service": SERVICE, "generation": generation, **event}
-
-    common: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        stamp,
-    ]
-    # Plain tracebacks: the richer ones show the values of local variables, payloads among them.
-    rendering: list[Processor] = (
-        [printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-        if sys.stderr.isatty()
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    )
+    rendering = readable(identity) if sys.stderr.isatty() else [Stamp(identity), render]
+    lines = LineWriter(sys.stderr)
     structlog.configure(
-        processors=[*common, *rendering],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        processors=[structlog.contextvars.merge_contextvars, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
 
 
+def json_logger(identity: Identity, stream: TextIO) -> FilteringBoundLogger:
+    """A logger of its own that writes JSON lines to this stream; what the program has configured stays as it is."""
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        LineWriter(stream),
+        processors=[Stamp(identity), render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    ).bind()
+    return logger
+
+
+def level_from(environ: Mapping[str, str]) -> int:
+    """The level that the environment names.
+
+    Raises:
+        ConfigurationError: there is no such level.
+    """
+    named = environ.get(LEVEL_VARIABLE, "").strip().lower() or "info"
+    if named not in LEVELS:
+        raise ConfigurationError(f"{LEVEL_VARIABLE} is {named!r}; set it to one of {', '.join(LEVELS)}")
+    return LEVELS[named]
+
+
+class Stamp:
+    """A processor: the canonical fields first, in the order in which they are read. What a line says itself, stands."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._who = {
+            "service": identity.service,
+            "environment": identity.environment,
+            "generation": identity.generation,
+            "trace_id": None,
+        }
+
+    def __call__(self, _logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        """See `Processor`."""
+        # A key that is there already keeps its place and gets the new value.
+        stamped = {"timestamp": timestamp(time.time()), "level": method, "event": None, **self._who, **event}
+        if "exc_info" in stamped:
+            told = exception_told(stamped.pop("exc_info"))
+            if told is not None:
+                stamped["exception"] = told
+        return stamped
+
+
+def render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    """A processor, the last one: the line as JSON."""
+    try:
+        return _ENCODER.encode(event)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, no number at all, a circle
+        known = {name: value if isinstance(value, str | int | None) else _repr(value) for name, value in event.items()}
+        return _ENCODER.encode(known)
+
+
+class LineWriter:
+    """Writes lines; a logger that structlog can wrap. One line at a time: they come from several threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._one = threading.Lock()
+
+    def msg(self, line: str) -> None:
+        """Write it, now."""
+        with self._one:
+            self._stream.write(f"{line}\n")
+            if not getattr(self._stream, "line_buffering", False):
+                self._stream.flush()
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = failure = err = msg
+
+
+def readable(identity: Identity) -> list[Processor]:
+    """The processors for a terminal."""
+    return [Stamp(identity), printable, structlog.dev.ConsoleRenderer(sort_keys=False)]
+
+
 def printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Escape control characters, as JSON would: a terminal obeys them."""
-    return {name: _escaped(value) if isinstance(value, str) else value for name, value in event.items()}
+    shown = {_escaped(name): _escaped(value) if isinstance(value, str) else value for name, value in event.items()}
+    if isinstance(event.get("exception"), str):
+        # Its lines are lines; indented, none of them can pass for one of the log's own.
+        shown["exception"] = "\n".join(f"    {_escaped(line)}" for line in event["exception"].split("\n"))
+    return shown
+
+
+def exception_told(exc_info: object) -> str | None:
+    """Where an exception came from, and what may be kept of it: no local variables, nothing that it quotes."""
+    if isinstance(exc_info, BaseException):
+        error: object = exc_info
+    elif isinstance(exc_info, tuple):
+        error = exc_info[1] if len(exc_info) > 1 else None
+    else:
+        error = sys.exc_info()[1] if exc_info else None
+    if not isinstance(error, BaseException):
+        return None
+    return "\nwhich led to:\n".join(reversed([_frames(each) + describe(each) for each in _chain(error)]))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, what it came from, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _frames(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__, limit=-_SHOWN_FRAMES)
+    return "".join(f'File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in frames)
+
+
+def _repr(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  a line with a gap is better than none
+        return f"<{type(value).__name__}>"
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)

@@ -7,30 +7,48 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from spectral.core.events.bootstrap import worker
 from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.infrastructure.observability import prometheus
+from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
+from spectral.core.events.infrastructure.observability.recorder import Recorder
+from spectral.core.events.infrastructure.observability.standard import standard_watch
+from spectral.core.events.settings import Identity
+from spectral_workers.emitter import Emitter
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
-from spectral_workers.logs import configure_logs
+from spectral_workers.logs import SERVICE, configure_logs
 from spectral_workers.stopping import StopSignals, leave
+from spectral_workers.telemetry import configure_telemetry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
+    from spectral.core.events.delivery.listener import Listener
+    from spectral.core.events.infrastructure.observability.watch import Watch
     from spectral.core.events.settings import DatabaseSettings, WorkerSettings
 
 _LAST_WORDS: Final = 1.0
-"""Seconds for tasks and threads to end after the worker has."""
+"""Seconds for tasks and threads to end after the worker has, and for what was told last to be written."""
+
+_CLOSING: Final = 3.0
+"""Seconds for the log to be written and the telemetry to be sent at the end, if what is behind them hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +56,7 @@ class Order:
     """What to run, and how.
 
     apps: names of consumers, `module:attribute`.
+    environ: where the log and the telemetry find out who speaks and to whom.
     health: where to say how it is; nowhere unless told.
     debug: whether a crash shows its traceback, which may show values.
     """
@@ -45,6 +64,7 @@ class Order:
     apps: tuple[str, ...]
     settings: WorkerSettings
     database: DatabaseSettings
+    environ: Mapping[str, str] = field(repr=False)
     until: Until = "stopped"
     health: Address | None = None
     debug: bool = False
@@ -61,35 +81,65 @@ def run_worker(order: Order) -> int:
     """
     signals = StopSignals(patience_of(order.settings))
     consumers = locate_consumers(order.apps)
-    configure_logs(order.settings.generation)  # after the imports: one of them may have done it
+    identity = Identity.from_environ(order.environ, order.settings.generation, SERVICE)
+    # After the imports: one of them may have configured the log, or a tracer provider, and keeps it.
+    configure_logs(identity, order.environ)
+    end_telemetry = configure_telemetry(identity, order.environ)
+    watched = _Watched.of(order, identity)
     loop = asyncio.new_event_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="spectral-threads")
     loop.set_default_executor(executor)
     try:
-        code = loop.run_until_complete(_work(order, consumers, signals))
+        code = loop.run_until_complete(_work(watched, consumers, signals))
     finally:
         is_quiet = _quieten(loop, executor)
+        _flush(watched.watch)  # first, for spans end there
+        end_telemetry()
     if not is_quiet:
         leave(code)
     loop.close()
     return code
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """An order, with a worker that has a name, and who watches it."""
+
+    order: Order
+    watch: Watch
+    recorder: Recorder | None
+
+    @classmethod
+    def of(cls, order: Order, identity: Identity) -> _Watched:
+        """Have it watched by all there is; numbers are only kept if there is a port to read them on."""
+        settings = order.settings
+        if not settings.name:
+            name = f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}"
+            settings = replace(settings, name=name)
+        recorder = Recorder() if order.health is not None and prometheus.is_installed() else None
+        watch = standard_watch(identity, settings.name, {} if recorder is None else {"metrics": recorder})
+        return cls(replace(order, settings=settings), watch, recorder)
+
+
 def patience_of(settings: WorkerSettings) -> float:
     """How many seconds stopping in good order takes at most."""
     times = settings.times
     # One answer for the last claim, one for the last settlement, and the moment that cancelled handlers get.
-    return (times.stop + 2 * times.answer).total_seconds() + 2
+    return (times.stop + 2 * times.answer).total_seconds() + 2 + _CLOSING
 
 
-async def _work(order: Order, consumers: tuple[Consumer, ...], signals: StopSignals) -> int:
-    loop = asyncio.get_running_loop()
-    listener = worker(*consumers, settings=order.settings, database=order.database)
+async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: StopSignals) -> int:
+    loop, order = asyncio.get_running_loop(), watched.order
+    listener = worker(*consumers, settings=order.settings, database=order.database, probe=watched.watch)
     with ExitStack() as open_while_working:
         if order.health is not None:
-            served = open_while_working.enter_context(health_endpoint(order.health, listener.health))
+            metrics = None
+            if watched.recorder is not None:
+                emitter = open_while_working.enter_context(Emitter(order.database, order.settings.name))
+                metrics = partial(_scrape, watched.recorder, watched.watch, listener, emitter)
+            served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
             log = structlog.get_logger("spectral.worker")
-            log.info("health is served", host=served.host, port=served.port)
+            log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
         signals.tell(lambda: loop.call_soon_threadsafe(listener.stop))
         try:
             await listener.run(order.until)
@@ -100,6 +150,20 @@ async def _work(order: Order, consumers: tuple[Consumer, ...], signals: StopSign
                 traceback.print_exc()
             return 1
     return 0
+
+
+def _scrape(recorder: Recorder, watch: Watch, listener: Listener, emitter: Emitter) -> bytes:
+    """What was counted, how the worker is, and what the emitter has measured; for Prometheus."""
+    now = [*health_samples(listener.health()), *trouble_samples(watch.troubles()), *emitter.samples()]
+    return prometheus.exposition([*recorder.samples(), *now], recorder.distributions())
+
+
+def _flush(watch: Watch) -> None:
+    """Have what was told last written or sent, unless whatever is behind it hangs."""
+    flushing = threading.Thread(target=watch.flush, args=(_LAST_WORDS,), name="spectral-flush", daemon=True)
+    flushing.start()
+    # It waits for one tool after the other, while all of them go on at once: none gets less time than this.
+    flushing.join(_LAST_WORDS)
 
 
 def _quieten(loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor) -> bool:

@@ -22,7 +22,7 @@ from spectral.core.events.envelope import EventEnvelope  # noqa: TC001  read fro
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
 from spectral.core.events.routes import Routes
-from spectral.core.events.settings import DatabaseSettings, PublishSettings, WorkerSettings
+from spectral.core.events.settings import DatabaseSettings, Identity, PublishSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -45,18 +45,29 @@ _ADAPTERS: Final = {
 }
 
 
-def publishing(settings: PublishSettings | None = None, *, environ: Mapping[str, str] | None = None) -> Publishing:
-    """What every publisher of a program shares: its settings, and where traces come from.
+def publishing(
+    settings: PublishSettings | None = None, *, environ: Mapping[str, str] | None = None, probe: Probe | None = None
+) -> Publishing:
+    """What every publisher of a program shares: its settings, and who watches it.
 
     Without settings they are read from the environment (`SPECTRAL_GENERATION`, `SPECTRAL_CONTEXTS`). Make it when the
     program starts and hand it to `publisher_for`: then a wrong variable refuses the start, not the first request.
+    `probe` is told of every publish, instead of the log, OpenTelemetry and Sentry.
 
     Raises:
         ConfigurationError: a variable is missing or makes no sense; the message says what to set.
     """
+    variables = os.environ if environ is None else environ
     if settings is None:
-        settings = PublishSettings.from_environ(os.environ if environ is None else environ)
-    return Publishing(settings, current_traceparent)
+        settings = PublishSettings.from_environ(variables)
+    probe = probe or _standard_watch(Identity.from_environ(variables, settings.generation))
+    return Publishing(settings, current_traceparent, probe)
+
+
+def _standard_watch(identity: Identity, worker: str | None = None) -> Probe:
+    # structlog comes with it; who brings a probe does without
+    probe: Probe = import_module(f"{_ROOM}.observability.standard").standard_watch(identity, worker)
+    return probe
 
 
 class AsyncConnectionLike(Protocol):
@@ -109,7 +120,7 @@ class WorkerOptions(TypedDict, total=False):
     settings: what it is and how much it takes on.
     database: how to reach the database.
     environ: the environment to read instead of the process's own.
-    probe: who is told what happens, instead of the log.
+    probe: who is told what happens, instead of the log, OpenTelemetry and Sentry.
     """
 
     settings: WorkerSettings
@@ -167,10 +178,11 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     if not settings.name:
         settings = replace(settings, name=f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}")
     database = options.get("database") or DatabaseSettings.from_environ(_environ(options))
-    shared = publishing(PublishSettings(generation=settings.generation, contexts=settings.contexts))
+    identity = Identity.from_environ(_environ(options), settings.generation)
+    probe = options.get("probe") or _standard_watch(identity, settings.name)
+    shared = publishing(PublishSettings(generation=settings.generation, contexts=settings.contexts), probe=probe)
     direct = database.direct_dsn or database.dsn
     # psycopg and structlog come with these; a publisher on another driver does without
     postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")
     connections: Connections = postgres.connections(database.dsn, direct, settings, shared, routes.contexts)
-    probe: Probe = options.get("probe") or logs.LogProbe(settings.name, settings.generation)
     return Listener(connections, Desk(settings, routes, probe, logs.handler_logger, random.random))

@@ -7,7 +7,7 @@ One that does not is plain: it runs outside any transaction, many at once, under
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
@@ -52,7 +52,10 @@ class HandlerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """One function that handles events, and how."""
+    """One function that handles events, and how.
+
+    transactional: whether it runs in the transaction that settles its event.
+    """
 
     name: str
     function: Callable[..., Awaitable[None]]
@@ -60,11 +63,15 @@ class Handler:
     retry: RetryPolicy
     timeout: timedelta
     concurrency: int | None
+    timeout_seconds: float = field(init=False)
+    transactional: bool = field(init=False)
+    wants_context: bool = field(init=False)
 
-    @property
-    def transactional(self) -> bool:
-        """Whether it runs in the transaction that settles its event."""
-        return self.signature.transactional
+    def __post_init__(self) -> None:
+        # Asked for every delivery, so worked out once.
+        object.__setattr__(self, "timeout_seconds", self.timeout.total_seconds())
+        object.__setattr__(self, "transactional", self.signature.transactional)
+        object.__setattr__(self, "wants_context", self.signature.wants_context)
 
     def is_exhausted(self, delivery: Delivery) -> bool:
         """Whether it has had its attempts, and the row lives on for the sake of a more patient handler.
@@ -74,9 +81,9 @@ class Handler:
         return delivery.attempts > self.retry.max_attempts and not delivery.suspect
 
     def call(
-        self, delivery: Delivery, context: DeliveryContext, transaction: Transaction | None = None
+        self, delivery: Delivery, context: DeliveryContext | None, transaction: Transaction | None = None
     ) -> Awaitable[None]:
-        """Decode what it asks for, and call it.
+        """Decode what it asks for, and call it; the context is needed if `wants_context`.
 
         Raises:
             UndecodablePayloadError: the payload cannot be read.

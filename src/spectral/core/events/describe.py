@@ -2,6 +2,7 @@
 
 Exceptions quote what they were given: pydantic the input, Postgres the row (DETAIL), drivers the connection string.
 What is kept here is read by operators and tools, so those parts are left out, and whatever looks like a credential.
+Whoever describes the failure of a handler gives the payload along: what the message quotes of it is left out too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import ValidationError
 
+from spectral.core.events.conceal import conceal, one_line
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
@@ -21,7 +23,10 @@ _MAX_SHOWN_ERRORS: Final = 5
 _MAX_SHOWN_DEPTH: Final = 3
 _BAD_DATA: Final = "22"
 
-_DETAIL: Final = re.compile(r"\n(DETAIL|CONTEXT|LINE \d+|HINT|QUERY|STATEMENT|WHERE):.*", re.DOTALL)
+# What servers add in lines of their own, and SQLAlchemy: the statement and its parameters.
+_DETAIL: Final = re.compile(
+    r"\n((DETAIL|CONTEXT|LINE \d+|HINT|QUERY|STATEMENT|WHERE):|\[(SQL|parameters): ).*", re.DOTALL
+)
 _QUOTED: Final = re.compile(r'\s*"[^"]*"?')
 # Each pattern starts at the beginning of a word: tried at every letter of a long one, it would take its square in time.
 _KEY: Final = (
@@ -40,19 +45,22 @@ _SECRETS: Final = (
 )
 
 
-def describe(error: BaseException, handler_name: str | None = None) -> str:
-    """The error in one line, fit to be kept and shown; never raises."""
+def describe(error: BaseException, handler_name: str | None = None, payload: str | None = None) -> str:
+    """The error in one line, fit to be kept and shown, without what it quotes of a payload; never raises."""
     where = f"{handler_name}: " if handler_name else ""
-    return _cut(f"{_name(error)}: {where}{_message(error)}")
+    message = _message(error)
+    if payload is not None:
+        message = conceal(message, payload, keep=_constraint(error))
+    return _cut(f"{_name(error)}: {where}{message}")
 
 
-def describe_many(failures: Iterable[tuple[str, BaseException]]) -> str:
+def describe_many(failures: Iterable[tuple[str, BaseException]], payload: str | None = None) -> str:
     """The first of several handlers' errors, and who else failed with what."""
     (name, first), *others = failures
     if not others:
-        return describe(first, name)
+        return describe(first, name, payload)
     more = _cut(", ".join(f"{other} {_name(error)}" for other, error in others), MAX_ERROR_BYTES // 4)
-    return f"{_cut(describe(first, name), MAX_ERROR_BYTES - len(more.encode()) - 10)} (also: {more})"
+    return f"{_cut(describe(first, name, payload), MAX_ERROR_BYTES - len(more.encode()) - 10)} (also: {more})"
 
 
 def _name(error: BaseException) -> str:
@@ -102,13 +110,26 @@ def _database(error: BaseException) -> str:
     return f"{first} ({state})"
 
 
+def _constraint(error: BaseException) -> str | None:
+    """Which constraint refused, if the driver says: the name is the schema's, whatever words the payload has."""
+    try:
+        # psycopg and asyncpg; what SQLAlchemy wraps; what Django raises from it.
+        for each in (error, getattr(error, "orig", None), error.__cause__):
+            told: object = getattr(getattr(each, "diag", each), "constraint_name", None)
+            if isinstance(told, str):
+                return told
+    except Exception:  # noqa: BLE001  as for the message
+        return None
+    return None
+
+
 def _clean(text: str) -> str:
     # Cut with some room to spare: what a cut leaves of a secret has to be recognised still.
     text = _DETAIL.sub("", text[: 4 * MAX_ERROR_BYTES])
     text = "".join(character if character.isprintable() else " " for character in text)
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
-    return " ".join(text.split())
+    return one_line(text)
 
 
 def _cut(text: str, limit: int = MAX_ERROR_BYTES) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import timedelta
+    from datetime import datetime, timedelta
     from uuid import UUID
 
     from spectral.core.events.consumer import Subscription
@@ -22,12 +22,29 @@ if TYPE_CHECKING:
 
 
 class ClaimAsk(NamedTuple):
-    """Rows of one context that there is room for; no types means every type."""
+    """Rows of one context that there is room for; no types means every type.
+
+    start: only what fell due from then on; none: from the beginning. window: look at so many rows at most, of whatever
+    type; none: at all that are due.
+    """
 
     context: str
     event_types: tuple[str, ...] | None
     handler_names: tuple[str, ...]
     limit: int
+    start: datetime | None = None
+    window: int | None = None
+
+
+class ClaimAnswer(NamedTuple):
+    """What was claimed, when by the database's clock, and how far the claim looked if there may be more from there on.
+
+    No clock: nothing may be claimed at present, by the brake.
+    """
+
+    deliveries: list[Delivery]
+    now: datetime | None = None
+    reached: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +62,11 @@ class Claims(Protocol):
         """Record what this worker handles; answer what is on record that it lacks (then nothing was recorded)."""
         ...
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[list[Delivery]]:
-        """Claim, in one round trip; answers one list for each ask."""
+    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
+        """Claim, in one round trip; one answer for each ask."""
         ...
 
-    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[list[Delivery]]]:
+    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
         """Split broadcasts, see when the next row falls due, then claim; in one round trip.
 
         In this order a row is either due when the claim looks, or among those that the outlook speaks of.
@@ -111,7 +128,7 @@ class Lane(Protocol):
     """One connection on which transactional handlers run, one after the other; several may share a commit.
 
     begin → (the handler) → accept or undo, again and again, then commit. Whatever fails in between leaves the group
-    void: `abandon` it.
+    void: `abandon` it. What `accept` has to ask of the server is asked with the next `begin` or `commit`.
     """
 
     @property
@@ -120,11 +137,15 @@ class Lane(Protocol):
         ...
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
-        """Open the group if it is not, set a savepoint, lock the row and pass the gate."""
+        """Open the group if it is not, set a savepoint, lock the row and pass the gate.
+
+        Raises:
+            AcceptRefusedError: the handler before it left the transaction in a state that cannot be kept.
+        """
         ...
 
-    async def accept(self) -> None:
-        """Keep what the handler wrote.
+    def accept(self) -> None:
+        """Keep what the handler wrote, as far as can be told from here.
 
         Raises:
             TransactionMisusedError: it left the transaction in a state that cannot be kept; `undo` it.
@@ -155,6 +176,10 @@ class Lane(Protocol):
 
 class CommitRefusedError(Exception):
     """The commit of a group failed: something a handler left to be checked at the end. The cause says what."""
+
+
+class AcceptRefusedError(Exception):
+    """What the handler that was accepted last left behind cannot be kept; run alone, its commit will say why."""
 
 
 class Ear(Protocol):

@@ -1,31 +1,116 @@
-"""What the flow tells whoever watches: one port, and a closed sum of notes it may be told.
+"""What the flow tells whoever watches: one port, the acts it may follow, and a closed sum of notes it may be told.
 
-A note carries names, counts and times, never a payload. A probe must not raise and must not wait; `Probe` adapters see
-to that, the flow does not look.
+A note carries names, counts and times, and errors as they may be kept; never a payload. A probe must not raise and must
+not wait; `Probe` adapters see to that, the flow does not look.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from spectral.core.events.describe import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextvars import Context
     from datetime import timedelta
     from uuid import UUID
 
+    from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.lease import Delivery
     from spectral.core.events.outcome import Outcome
 
 
+# acts, which last and within which others happen
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Events are written into the caller's transaction; whether that commits is not known here."""
+
+    envelopes: Sequence[EventEnvelope]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A handler runs."""
+
+    delivery: Delivery
+    handler_name: str
+
+
+Act: TypeAlias = Publish | Handle
+
+
+class Failure(NamedTuple):
+    """An error as it may be kept and shown: its class, and one line without contents or credentials."""
+
+    kind: str
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException, payload: str | None = None) -> Failure:
+        """What may be kept of an error, which may quote this payload."""
+        return cls(type(error).__name__, describe(error, payload=payload))
+
+
+# notes, of what has happened
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publish has ended; `failure` if it was refused. `traceparent` is what rows get that have none of their own."""
+
+    act: Publish
+    seconds: float
+    failure: Failure | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerRan:
+    """A handler has ended, well or not; what becomes of its event is another note."""
+
+    act: Handle
+    seconds: float
+    failure: Failure | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Rows of a context were claimed; `seconds` is what the claim of all contexts took."""
+
+    context: str
+    rows: int
+    seconds: float
+    deaf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementWritten:
+    """What became of so many rows was written in one transaction, in a lane or by the settler."""
+
+    rows: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A delivery was settled; `handlers` are those that ran now."""
+    """A delivery was settled; `handlers` are those that ran now, for so many seconds.
+
+    ack_seconds: from the moment it was due to the moment it was settled. traceparent: of the handler that ran last.
+    """
 
     delivery: Delivery
     outcome: Outcome
     handlers: tuple[str, ...]
     seconds: float
+    ack_seconds: float = 0.0
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +230,128 @@ class Crashed:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """An operator has replayed these dead letters into a generation."""
+
+    event_ids: Sequence[UUID]
+    generation: int
+    by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """An operator has discarded these dead letters."""
+
+    event_ids: Sequence[UUID]
+    by: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep has ended: rows put away and deleted, by the name of what they are kept as."""
+
+    put_away: int
+    deleted: int
+    seconds: float
+    finished: bool
+
+
 DeliveryNote: TypeAlias = (
-    Finished | LeaseWasLost | SettleGivenUp | Reaped | Unhandled | FannedOut | HandlerRanAway | Quarantined
+    Published
+    | HandlerRan
+    | Claimed
+    | SettlementWritten
+    | Finished
+    | LeaseWasLost
+    | SettleGivenUp
+    | Reaped
+    | Unhandled
+    | FannedOut
+    | HandlerRanAway
+    | Quarantined
 )
 """Of one event, or a few."""
 
 WorkerNote: TypeAlias = EarOpened | EarLost | SubstrateLost | LoopBlocked | Started | Stopping | Stopped | Crashed
 """Of the worker itself."""
 
-Note: TypeAlias = DeliveryNote | WorkerNote
+OperatorNote: TypeAlias = Replayed | Discarded | Swept
+"""Of what a person, an agent or a timer did."""
+
+Note: TypeAlias = DeliveryNote | WorkerNote | OperatorNote
+
+
+class Activity(Protocol):
+    """An act that is under way."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """What an event that comes of it should carry; none if nobody traces."""
+        ...
+
+    @property
+    def context(self) -> Context | None:
+        """Where it has to run, so that whatever it starts is seen to belong to it; none: anywhere."""
+        ...
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It has ended, with this error or well; call it once."""
+        ...
 
 
 class Probe(Protocol):
-    """Is told what happens; called from the worker's loop and from the thread beside it."""
+    """Is told what happens; called from the worker's loop, from the thread beside it, and by publishers."""
 
     def tell(self, note: Note) -> None:
         """Take note."""
         ...
+
+    def begin(self, act: Act) -> Activity:
+        """Watch something from its beginning; its end is told as a note."""
+        ...
+
+
+class TimedActivity:
+    """Implements `Activity` for whoever takes notes and traces nothing: times the act and tells of its end."""
+
+    __slots__ = ("_act", "_began", "_tell", "context", "traceparent")
+
+    def __init__(
+        self,
+        tell: Callable[[Note], None],
+        act: Act,
+        traceparent: str | None = None,
+        context: Context | None = None,
+    ) -> None:
+        self._tell = tell
+        self._act = act
+        self._began = time.perf_counter()
+        self.traceparent = traceparent
+        self.context = context
+
+    def end(self, error: BaseException | None = None) -> None:
+        """See `Activity`."""
+        payload = self._act.delivery.payload if isinstance(self._act, Handle) else None
+        self.ended(None if error is None else Failure.of(error, payload))
+
+    def ended(self, failure: Failure | None) -> None:
+        """Tell of it."""
+        act, seconds = self._act, time.perf_counter() - self._began
+        if isinstance(act, Publish):
+            self._tell(Published(act, seconds, failure, self.traceparent))
+        else:
+            self._tell(HandlerRan(act, seconds, failure, self.traceparent))
+
+
+class NoteTaker:
+    """A base for probes that take notes and trace nothing; they say how with `tell`."""
+
+    def tell(self, note: Note) -> None:
+        """Take note; nobody does unless told how."""
+
+    def begin(self, act: Act) -> Activity:
+        """Watch it by the clock."""
+        return TimedActivity(self.tell, act)

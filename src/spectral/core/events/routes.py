@@ -7,7 +7,7 @@ claimed apart, so that a backlog of one never takes the room of the other. A typ
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,21 +15,72 @@ from spectral.core.events.consumer import Handler, Subscription
 from spectral.core.events.failure import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.lease import Delivery
 
 
+class Limit:
+    """How many of a handler may run at once: lanes wait for a place, whoever runs plain handlers asks."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.on_free: list[Callable[[], None]] = []
+
+    @property
+    def is_free(self) -> bool:
+        """Whether there is a place for somebody who does not wait."""
+        return self._free > 0
+
+    def take_now(self) -> None:
+        """Take a place that is free."""
+        self._free -= 1
+
+    async def __aenter__(self) -> None:
+        """Wait for a place."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was given the place and is cancelled all the same
+                self.give_back()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Somebody has ended: whoever waits is next."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+        for told in self.on_free:
+            told()
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Rows that are claimed together; no types means every type."""
+    """Rows that are claimed together; no types means every type.
+
+    room: how many of them a worker holds at most, where their handlers say how many may run at once. Without it they
+    share the room of their kind.
+    """
 
     context: str
     event_types: tuple[str, ...] | None
     handler_names: tuple[str, ...]
     transactional: bool
+    room: int | None = None
 
 
 class Routes:
@@ -90,10 +141,10 @@ class Routes:
         """How long the slowest handler may take."""
         return max(handler.timeout for handlers in self._handlers.values() for handler in handlers)
 
-    def limits(self) -> dict[str, asyncio.Semaphore]:
-        """A semaphore for each handler that says how many of it may run at once."""
+    def limits(self) -> dict[str, Limit]:
+        """For each handler that says how many of it may run at once."""
         return {
-            handler.name: asyncio.Semaphore(handler.concurrency)
+            handler.name: Limit(handler.concurrency)
             for handlers in self._handlers.values()
             for handler in handlers
             if handler.concurrency is not None
@@ -110,14 +161,15 @@ class Routes:
 
 
 def _lines(consumer: Consumer) -> list[Line]:
-    lines: list[Line] = []
-    for transactional in (True, False):
-        types = [
-            event_type
-            for event_type in consumer.event_types
-            if any(handler.transactional for handler in consumer.handlers_of(event_type)) is transactional
-        ]
-        if types:
-            names = dict.fromkeys(handler.name for each in types for handler in consumer.handlers_of(each))
-            lines.append(Line(consumer.context, tuple(types), tuple(names), transactional))
-    return lines
+    """One for each way to run; types whose handlers have limits of their own apart, so that nobody hoards them."""
+    lines: dict[tuple[bool, frozenset[Handler]], list[str]] = {}
+    for event_type in consumer.event_types:
+        handlers = consumer.handlers_of(event_type)
+        limited = frozenset(handler for handler in handlers if handler.concurrency is not None)
+        lines.setdefault((any(handler.transactional for handler in handlers), limited), []).append(event_type)
+    made: list[Line] = []
+    for (transactional, limited), types in sorted(lines.items(), key=lambda each: not each[0][0]):
+        names = dict.fromkeys(handler.name for each in types for handler in consumer.handlers_of(each))
+        room = min((handler.concurrency or 1 for handler in limited), default=None)
+        made.append(Line(consumer.context, tuple(types), tuple(names), transactional, room))
+    return made

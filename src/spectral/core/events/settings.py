@@ -19,10 +19,34 @@ CONTEXTS_VARIABLE: Final = "SPECTRAL_CONTEXTS"
 ACCEPT_VARIABLE: Final = "SPECTRAL_ACCEPT_GENERATIONS"
 CLASSES_VARIABLE: Final = "SPECTRAL_CLASSES"
 DIRECT_VARIABLE: Final = "SPECTRAL_DIRECT_URL"
+SERVICE_VARIABLES: Final = ("SPECTRAL_SERVICE", "OTEL_SERVICE_NAME")
+ENVIRONMENT_VARIABLE: Final = "SPECTRAL_ENVIRONMENT"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 _MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "stop", "patience", "degraded_after"})
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who speaks, on every log line, span, metric and report.
+
+    From the environment: `SPECTRAL_SERVICE`, or what OpenTelemetry reads, `OTEL_SERVICE_NAME`; `SPECTRAL_ENVIRONMENT`.
+    """
+
+    generation: int
+    service: str = "spectral"
+    environment: str = "unset"
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str], generation: int, service: str = "spectral") -> Identity:
+        """Read the variables; `service` is who it is if none says."""
+        named = (environ.get(variable, "").strip() for variable in SERVICE_VARIABLES)
+        return cls(
+            generation=generation,
+            service=next((name for name in named if name), service),
+            environment=environ.get(ENVIRONMENT_VARIABLE, "").strip() or "unset",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +174,7 @@ class WorkerSettings:
     contexts: frozenset[str] = DEFAULT_CONTEXTS
     name: str = ""
     lanes: int = 2
-    batch: int = 10
+    batch: int = 50
     concurrency: int = 50
     commit_within: timedelta = timedelta(milliseconds=50)
     replace_subscriptions: bool = False

@@ -39,6 +39,11 @@ class Signature:
         """Whether the handler asks for the transaction."""
         return any(source is Source.TRANSACTION for _, source in self.arguments)
 
+    @property
+    def wants_context(self) -> bool:
+        """Whether the handler asks how the event comes to it."""
+        return any(source is Source.CONTEXT for _, source in self.arguments)
+
 
 _KINDS: Final = {EventEnvelope: Source.ENVELOPE, Transaction: Source.TRANSACTION, DeliveryContext: Source.CONTEXT}
 _WANTED: Final = "a pydantic model of the payload, EventEnvelope, Transaction or DeliveryContext"

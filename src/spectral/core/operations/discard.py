@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spectral.core.database import RefusedError
+from spectral.core.events import probe
 from spectral.core.operations.dead_letters_batches import MAX_BATCH, Pace, Preview, Progress, in_batches, preview
 
 if TYPE_CHECKING:
@@ -67,11 +68,15 @@ async def discard(database: Database, ids: Sequence[UUID], *, by: str, reason: s
     _require(reason)
     answered: list[Discarded] = []
     for start in range(0, len(ids), MAX_BATCH):
-        answered += await database.rows(
+        batch = await database.rows(
             "select id, refusal from core.outbox_discard(%s::uuid[], %s, %s)",
             [list(ids[start : start + MAX_BATCH]), by, reason],
             into=Discarded,
         )
+        done = [each.id for each in batch if each.refusal is None]
+        if done:
+            database.probe.tell(probe.Discarded(done, by, reason))
+        answered += batch
     return answered
 
 

@@ -1,7 +1,7 @@
 """One look at the database: what waits, what runs, what failed, who is at work, and what holds things up.
 
-It reads and judges nothing; `verdict` and `doctor` do. Every count stops at ten thousand and every list is bounded, so
-that the look costs about the same with a hundred rows and with a hundred million.
+It reads and judges nothing; `verdict`, `doctor` and `gauges` do. Every count stops at ten thousand and every list is
+bounded, so that the look costs about the same with a hundred rows and with a hundred million.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _Key = tuple[str | None, int]
 
 
 async def take_snapshot(database: Database) -> Snapshot:
-    """One consistent, bounded look.
+    """One consistent, bounded look. Operators, workers and read-only logins get the same numbers.
 
     Raises:
         OperationError: the database is away, too slow, or this login may not look (`grant spectral_operator`).
@@ -70,8 +70,7 @@ async def take_snapshot(database: Database) -> Snapshot:
     """
     async with database.transaction():
         await database.connection.execute(statements.BEGIN)
-        await database.connection.execute(statements.PLAN)
-        ((taken_at, login, sees_all, visible, notify_queue, live),) = await database.tuples(statements.WHO)
+        ((taken_at, login, visible, notify_queue, live),) = await database.tuples(statements.WHO)
         bounds = {"now": taken_at, "cap": COUNT_CAP + 1, "lanes": LANES_CAP + 1}
         lanes = [_lane(*row) for row in await database.tuples(statements.LANES, bounds)]
         in_flight = await database.tuples(statements.IN_FLIGHT, bounds)
@@ -80,7 +79,6 @@ async def take_snapshot(database: Database) -> Snapshot:
         return Snapshot(
             taken_at=taken_at,
             login=login,
-            login_sees_all=sees_all,
             activity_visible=visible,
             live_generation=live,
             deployments=tuple(await database.rows(statements.DEPLOYMENTS, into=Deployment)),

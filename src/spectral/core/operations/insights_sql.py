@@ -1,4 +1,4 @@
-"""The statements of one look at the database. They run in one transaction that has switched sequential scans off.
+"""The statements of one look at the database, in one transaction. Events are counted by functions of the schema.
 
 Every one is bounded: lists by a limit, counts by a limit below the count. The parameters are `now` (the database's
 clock when the look began), `cap` (one more than is counted), `lanes` (one more than are listed).
@@ -10,21 +10,10 @@ from typing import Final
 
 BEGIN: Final = b"set transaction isolation level repeatable read, read only"
 
-# One look per generation, channel and context: whatever the statistics say, the partial index is the way.
-PLAN: Final = b"""
-select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-    set_config('jit', 'off', true)
-"""
-
 WHO: Final = b"""
 select
     clock_timestamp() as taken_at,
     current_user::text as login,
-    -- what row-level security does not narrow
-    (
-        select role.rolsuper or role.rolbypassrls from pg_roles as role where role.rolname = current_user
-    ) or pg_has_role(current_user, 'spectral_operator', 'usage')
-      or pg_has_role(current_user, 'spectral_owner', 'usage') as login_sees_all,
     pg_has_role(current_user, 'pg_read_all_stats', 'usage') as activity_visible,
     pg_notification_queue_usage() as notify_queue,
     (select live.generation from core.live_generation as live) as live_generation
@@ -40,169 +29,21 @@ from (
 order by listed.generation desc
 """
 
+# The functions run as the owner: whoever may call them, an operator or a worker, counts the same.
 LANES: Final = b"""
-with recursive
--- each generation and channel on which something waits: one step of the index for each, however many rows there are
-line as (
-    (
-        select outbox.generation, outbox.channel
-        from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-        order by outbox.generation, outbox.channel
-        limit 1
-    )
-    union all
-    select following.generation, following.channel
-    from line
-    cross join lateral (
-        select outbox.generation, outbox.channel
-        from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-          and (outbox.generation, outbox.channel) > (line.generation, line.channel)
-        order by outbox.generation, outbox.channel
-        limit 1
-    ) as following
-),
-found as materialized (select * from line limit %(lanes)s),
--- each context on it
-addressed as (
-    select found.generation, found.channel, first.target
-    from found
-    cross join lateral (
-        select outbox.target
-        from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-          and outbox.generation = found.generation and outbox.channel = found.channel and outbox.target is not null
-        order by outbox.target
-        limit 1
-    ) as first
-    union all
-    select addressed.generation, addressed.channel, following.target
-    from addressed
-    cross join lateral (
-        select outbox.target
-        from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-          and outbox.generation = addressed.generation and outbox.channel = addressed.channel
-          and outbox.target > addressed.target
-        order by outbox.target
-        limit 1
-    ) as following
-),
-lane as materialized (
-    (select * from addressed limit %(lanes)s)
-    union all
-    select found.generation, found.channel, null
-    from found
-    where exists (
-        select from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-          and outbox.generation = found.generation and outbox.channel = found.channel and outbox.target is null
-    )
-    limit %(lanes)s
-)
-select
-    lane.generation, deployment.status as generation_status, lane.channel, lane.target as context,
-    coalesce(to_target.due, broadcast.due) as due, coalesce(to_target.waiting, broadcast.waiting) as waiting,
-    %(now)s::timestamptz - coalesce(to_target.first_due, broadcast.first_due) as oldest_due,
-    coalesce(to_target.first_waiting, broadcast.first_waiting) - %(now)s::timestamptz as next_due
-from lane
-left join core.deployments as deployment on deployment.generation = lane.generation
--- An index finds `= value` or `is null`, but not a comparison that covers both.
-left join lateral (
-    select
-        (
-            select count(*) from (
-                select from core.outbox
-                where outbox.status = 'pending' and outbox.deleted_at is null
-                  and outbox.generation = lane.generation and outbox.channel = lane.channel
-                  and outbox.target = lane.target and outbox.next_attempt_at <= %(now)s
-                limit %(cap)s
-            ) as counted
-        ) as due,
-        (
-            select count(*) from (
-                select from core.outbox
-                where outbox.status = 'pending' and outbox.deleted_at is null
-                  and outbox.generation = lane.generation and outbox.channel = lane.channel
-                  and outbox.target = lane.target and outbox.next_attempt_at > %(now)s
-                limit %(cap)s
-            ) as counted
-        ) as waiting,
-        (
-            select outbox.next_attempt_at from core.outbox
-            where outbox.status = 'pending' and outbox.deleted_at is null
-              and outbox.generation = lane.generation and outbox.channel = lane.channel
-              and outbox.target = lane.target and outbox.next_attempt_at <= %(now)s
-            order by outbox.next_attempt_at
-            limit 1
-        ) as first_due,
-        (
-            select outbox.next_attempt_at from core.outbox
-            where outbox.status = 'pending' and outbox.deleted_at is null
-              and outbox.generation = lane.generation and outbox.channel = lane.channel
-              and outbox.target = lane.target and outbox.next_attempt_at > %(now)s
-            order by outbox.next_attempt_at
-            limit 1
-        ) as first_waiting
-) as to_target on lane.target is not null
-left join lateral (
-    select
-        count(*) filter (where counted.next_attempt_at <= %(now)s) as due,
-        count(*) filter (where counted.next_attempt_at > %(now)s) as waiting,
-        min(counted.next_attempt_at) filter (where counted.next_attempt_at <= %(now)s) as first_due,
-        min(counted.next_attempt_at) filter (where counted.next_attempt_at > %(now)s) as first_waiting
-    from (
-        select outbox.next_attempt_at from core.outbox
-        where outbox.status = 'pending' and outbox.deleted_at is null
-          and outbox.generation = lane.generation and outbox.channel = lane.channel and outbox.target is null
-        order by outbox.target, outbox.next_attempt_at
-        limit %(cap)s
-    ) as counted
-) as broadcast on lane.target is null
-order by lane.generation desc, lane.target nulls last, lane.channel
+select lane.generation, lane.generation_status, lane.channel, lane.context, lane.due, lane.waiting, lane.oldest_due,
+    lane.next_due
+from core.insight_lanes(%(now)s, %(cap)s, %(lanes)s) as lane
 """
 
-# A claim younger than the reaper's grace is not called stale: its worker may be reconnecting.
 IN_FLIGHT: Final = b"""
-with held as materialized (
-    select
-        counted.generation, counted.target, counted.claimed_by,
-        count(*) as rows, count(*) filter (where counted.claimed_at < %(now)s - interval '5 seconds') as settled_down
-    from (
-        select outbox.generation, outbox.target, outbox.claimed_by, outbox.claimed_at
-        from core.outbox
-        where outbox.status = 'in_flight'
-        limit %(cap)s
-    ) as counted
-    group by counted.generation, counted.target, counted.claimed_by
-),
-claimer as materialized (
-    select named.claimed_by, core.worker_lives(named.claimed_by) as alive
-    from (select distinct held.claimed_by from held) as named
-)
-select
-    held.generation, deployment.status as generation_status, held.target as context, held.claimed_by as worker,
-    held.rows, case when claimer.alive then 0 else held.settled_down end as stale
-from held
-join claimer on claimer.claimed_by = held.claimed_by
-left join core.deployments as deployment on deployment.generation = held.generation
+select held.generation, held.generation_status, held.context, held.worker, held.rows, held.stale
+from core.insight_in_flight(%(now)s, %(cap)s) as held
 """
 
 FAILED: Final = b"""
-select
-    counted.generation, (select deployment.status from core.deployments as deployment
-        where deployment.generation = counted.generation) as generation_status,
-    counted.target as context, count(*) as rows,
-    count(*) filter (where counted.claimed_at > %(now)s - interval '1 hour') as lately
-from (
-    select outbox.generation, outbox.target, outbox.claimed_at
-    from core.outbox
-    where outbox.status = 'failed' and outbox.deleted_at is null
-    order by outbox.first_failed_at desc, outbox.id
-    limit %(cap)s
-) as counted
-group by counted.generation, counted.target
+select failed.generation, failed.generation_status, failed.context, failed.rows, failed.lately
+from core.insight_failed(%(now)s, %(cap)s) as failed
 """
 
 WORKERS: Final = b"""

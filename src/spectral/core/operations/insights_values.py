@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.events.channels import DEFAULT_CHANNEL
+
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
@@ -158,13 +160,11 @@ class Holder:
 class Snapshot:
     """One look, at one instant of the database's clock. Counts stop at the cap; lists are bounded and say so.
 
-    login_sees_all: else the counts cover only the events that this login may read.
     activity_visible: else states and ages of other logins' backends are hidden (`grant pg_monitor` shows them).
     """
 
     taken_at: datetime
     login: str
-    login_sees_all: bool
     activity_visible: bool
     live_generation: int | None
     deployments: tuple[Deployment, ...] = ()
@@ -202,6 +202,11 @@ class Snapshot:
         return tuple(
             lane for lane in self.lanes if self.servants(lane.context, lane.generation) and not self.is_heard(lane)
         )
+
+    def on_default_channel(self) -> Amount:
+        """Rows that somebody inserted without a channel, and that still wait."""
+        lanes = (lane for lane in self.lanes if lane.channel == DEFAULT_CHANNEL)
+        return sum((lane.due + lane.waiting for lane in lanes), NOTHING)
 
     def brake_on(self, context: str | None) -> Brake | None:
         """The brake that holds this context, if any; broadcasts are held by the one for all."""

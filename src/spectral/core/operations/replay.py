@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spectral.core.deployments import live_generation
+from spectral.core.events import probe
 from spectral.core.operations.dead_letters_batches import MAX_BATCH, Pace, Preview, Progress, in_batches, preview
 
 if TYPE_CHECKING:
@@ -76,11 +77,15 @@ async def replay(
     into = await live_generation(database) if generation is None else generation
     answered: list[Replayed] = []
     for start in range(0, len(ids), MAX_BATCH):
-        answered += await database.rows(
+        batch = await database.rows(
             "select id, cycle, refusal from core.outbox_replay_many(%s::uuid[], %s::bigint, %s, %s)",
             [list(ids[start : start + MAX_BATCH]), into, by, reason],
             into=Replayed,
         )
+        done = [each.id for each in batch if each.refusal is None]
+        if done:
+            database.probe.tell(probe.Replayed(done, into, by, reason))
+        answered += batch
     return answered
 
 

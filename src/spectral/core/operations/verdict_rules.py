@@ -28,18 +28,6 @@ def delivery_findings(snapshot: Snapshot, limits: Limits) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.severity.rank)
 
 
-def find_narrow_view(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
-    """A login that row-level security keeps from seeing what it is asked to judge."""
-    if not snapshot.login_sees_all:
-        yield Finding(
-            "login",
-            Level.ATTENTION,
-            f"Login {snapshot.login} sees only the events of its own workspace",
-            "Every number here is of those alone; other workspaces may be in trouble",
-            words.grant("spectral_operator", snapshot.login),
-        )
-
-
 def find_no_live_generation(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
     """Nothing was ever promoted, or what was live is being drained."""
     if snapshot.live_generation is not None:
@@ -209,7 +197,7 @@ def find_dead_letters(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
 
 def find_default_channel(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
     """Rows that somebody inserted without a channel."""
-    rows = _sum(lane.due + lane.waiting for lane in snapshot.lanes if lane.channel == DEFAULT_CHANNEL)
+    rows = snapshot.on_default_channel()
     if rows:
         yield Finding(
             "default_channel",
@@ -225,7 +213,6 @@ def find_default_channel(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    find_narrow_view,
     find_no_live_generation,
     find_brakes,
     find_lost_generations,

@@ -21,11 +21,7 @@ _STATE: Final = """
     select clock_timestamp() as now, name, started_at, renewed_at, finished_at, result
     from core.sweeper
 """
-# The oldest events stand at the beginning of the table until something is swept, so a bounded look is enough.
-_OLDEST: Final = """
-    select min(delivered_at) from core.outbox
-    where ctid < '(100,0)' and status = 'delivered' and deleted_at is null
-"""
+_OLDEST: Final = "select core.insight_oldest_delivered()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +41,7 @@ class SweepState:
     """Everything that is known, at one moment.
 
     completed_at: when a sweep last came to its end; one that was stopped does not count.
-    oldest_delivered_at: of the events that this login sees at the beginning of the outbox and that are not put away.
+    oldest_delivered_at: of the events at the beginning of the outbox that are not put away.
     """
 
     now: datetime
@@ -66,7 +62,7 @@ class _Row:
 
 
 async def last_sweep(database: Database) -> SweepState:
-    """Who sweeps, and when and how the last sweep ended. Needs the role retention, operator or read-only.
+    """Who sweeps, and when and how the last sweep ended. Any role but publisher's may ask.
 
     Raises:
         OperationError: the database could not be asked.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import DatabaseTooSlowError, RefusedError
+from spectral.core.events import probe
 from spectral.core.events.failure import SpectralError
 from spectral.core.retention.policy import LONGEST, POLICY_REGISTRY, Subject, checked_registry, policy_for
 from spectral.core.retention.report import Ended, SweepProgress, SweepReport, Swept
@@ -98,7 +99,13 @@ async def sweep(
     other = await _begin(database, walk.sweeper, options)
     if other is not None:
         return walk.report(Ended.BUSY, other)
-    return await _as_the_sweeper(walk)
+    ended = Ended.STOPPED
+    try:
+        report = await _as_the_sweeper(walk)
+        ended = report.ended
+    finally:
+        database.probe.tell(walk.note(ended))
+    return report
 
 
 async def _require_role(database: Database) -> None:
@@ -200,6 +207,12 @@ class _Walk:
         if self.on_progress is not None:
             swept = self.swept[subject]
             self.on_progress(SweepProgress(subject=subject, blocks_done=done, blocks_total=total, swept=swept))
+
+    def note(self, ended: Ended) -> probe.Swept:
+        """The same for whoever watches."""
+        swept = self.swept.values()
+        put_away, deleted = sum(each.put_away for each in swept), sum(each.deleted for each in swept)
+        return probe.Swept(put_away, deleted, time.monotonic() - self.began, ended is Ended.COMPLETE)
 
     def report(self, ended: Ended, other: Sweeping | None = None) -> SweepReport:
         """What was done until now."""

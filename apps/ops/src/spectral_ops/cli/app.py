@@ -17,6 +17,7 @@ from spectral_ops.cli.doctor import doctor
 from spectral_ops.cli.events import events
 from spectral_ops.cli.generations import generations
 from spectral_ops.cli.mcp import mcp
+from spectral_ops.cli.metrics import metrics
 from spectral_ops.cli.migrate import migrate
 from spectral_ops.cli.retention import retention
 from spectral_ops.cli.status import status
@@ -40,6 +41,7 @@ app.add_typer(retention, name="retention")
 app.add_typer(brake, name="brake")
 app.add_typer(agent_tasks, name="agent-tasks")
 app.add_typer(catalog, name="catalog")
+app.add_typer(metrics, name="metrics")
 app.command(epilog="Example: spectral status")(status)
 app.command(epilog="Example: spectral top --once")(top)
 app.command(epilog="Example: spectral tail --last 20 --once")(tail)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _PORT: Final = 8765
+_SERVICE: Final = "spectral-mcp"
 
 
 def mcp(
@@ -48,11 +49,13 @@ def mcp(
         raise ModuleNotFoundError(name="mcp")
     from spectral.core.database import describe_database  # noqa: PLC0415  psycopg; --help must not pay for it
     from spectral.core.events.settings import DatabaseSettings  # noqa: PLC0415  as above
+    from spectral_ops.cli.operator_log import operator_log  # noqa: PLC0415  as above
     from spectral_ops.mcp.http import TOKEN_VARIABLE, HttpSettings  # noqa: PLC0415  as above
     from spectral_ops.mcp.server import ServerSettings  # noqa: PLC0415  as above
 
     variables = environment()
-    settings = ServerSettings(DatabaseSettings.from_environ(variables), actor(by), allow_writes=allow_writes)
+    database, log = DatabaseSettings.from_environ(variables), operator_log(_SERVICE, variables)
+    settings = ServerSettings(database, actor(by), allow_writes=allow_writes, probe=log)
     token = variables.get(TOKEN_VARIABLE) or None
     listening = HttpSettings(host, port, token, tuple(allow_host or ()), allow_writes) if http else None
     note(f"{describe_database(settings.database.dsn)}: {'writes are allowed' if allow_writes else 'reads only'}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from spectral_ops.cli.database import environment, resolve_dsn
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from spectral.core.database import Database
 
 T = TypeVar("T")
+
+SERVICE: Final = "spectral-cli"
 
 
 def with_database(
@@ -25,11 +27,14 @@ def with_database(
     import asyncio  # noqa: PLC0415  --help must not pay for it
 
     from spectral.core.database import connect  # noqa: PLC0415  as above; psycopg comes with it
+    from spectral_ops.cli.operator_log import operator_log  # noqa: PLC0415  as above; pydantic comes with it
 
-    dsn = resolve_dsn(environment())
+    variables = environment()
+    dsn = resolve_dsn(variables)
+    probe = operator_log(SERVICE, variables)
 
     async def run() -> T:
-        async with connect(dsn, purpose, statement_timeout=statement_timeout) as database:
+        async with connect(dsn, purpose, statement_timeout=statement_timeout, probe=probe) as database:
             return await work(database)
 
     return asyncio.run(run())

@@ -31,7 +31,7 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows that share a commit at most; 10 unless told.", show_default=False),
+        typer.Option(min=1, help="Rows that share a commit at most; 50 unless told.", show_default=False),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Worker processes under one parent.")] = 1,
     classes: Annotated[
@@ -54,7 +54,9 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     health_port: Annotated[
         int | None,
         typer.Option(
-            min=0, max=65535, help="Serve /live, /ready and /health; 0: any free port. Process i takes port + i."
+            min=0,
+            max=65535,
+            help="Serve /live, /ready, /health and /metrics; 0: any free port. Process i takes port + i.",
         ),
     ] = None,
     health_host: Annotated[str, typer.Option(help="The address to serve them on.")] = "127.0.0.1",
@@ -70,7 +72,8 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     Runs until SIGTERM or SIGINT: then it claims no more, finishes what runs within the grace and gives back the rest; a
     second signal gives back everything at once. SPECTRAL_GENERATION is required; SPECTRAL_CONTEXTS,
     SPECTRAL_CLASSES, SPECTRAL_ACCEPT_GENERATIONS and SPECTRAL_DIRECT_URL are read too. Logs to stderr, as JSON unless
-    that is a terminal. Exit code 0 when stopped, 1 when it crashed, 2 when it cannot start.
+    that is a terminal; SPECTRAL_LOG_LEVEL says from which level on. Exit code 0 when stopped, 1 when it crashed, 2 when
+    it cannot start.
     """
     from spectral.core.events import settings as options  # noqa: PLC0415  pydantic comes with it
     from spectral_workers.health import Address  # noqa: PLC0415  as above
@@ -96,6 +99,7 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
         apps=tuple(apps),
         settings=settings,
         database=options.DatabaseSettings.from_environ(variables),
+        environ=variables,
         until="once" if once else "drained" if drain else "stopped",
         health=None if health_port is None else Address(health_host, health_port),
         debug=variables.get("SPECTRAL_DEBUG") == "1",
@@ -104,11 +108,12 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
 
 
 def _run_several(ctx: typer.Context, order: Order, processes: int) -> int:
-    from spectral_workers.logs import configure_logs  # noqa: PLC0415  structlog
+    from spectral.core.events.settings import Identity  # noqa: PLC0415  pydantic comes with it
+    from spectral_workers.logs import SERVICE, configure_logs  # noqa: PLC0415  structlog
     from spectral_workers.process import patience_of  # noqa: PLC0415  as above
     from spectral_workers.supervise import Supervisor  # noqa: PLC0415  as above
 
-    configure_logs(order.settings.generation)
+    configure_logs(Identity.from_environ(order.environ, order.settings.generation, SERVICE), order.environ)
     commands = [
         [sys.executable, "-c", _PROGRAM, "worker", *_arguments(ctx, order.apps, _of_process(order, number))]
         for number in range(processes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mcp.server import ServerRequestContext
     from mcp_types import CallToolRequestParams, PaginatedRequestParams
 
+    from spectral.core.events.probe import Probe
     from spectral.core.events.settings import DatabaseSettings
     from spectral_ops.mcp.results import Result
 
@@ -35,12 +36,13 @@ _WRITES_ARE_OFF: Final = "spectral mcp --allow-writes (a person has to start it 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Which database, for whom, and whether anything may be changed."""
+    """Which database, for whom, and whether anything may be changed; `probe` is told what is."""
 
     database: DatabaseSettings
     person: str
     allow_writes: bool = False
     plans: PlanBook = field(default_factory=PlanBook)
+    probe: Probe | None = None
 
 
 def build_server(settings: ServerSettings) -> Server:
@@ -61,7 +63,8 @@ def build_server(settings: ServerSettings) -> Server:
         except ValidationError as error:
             return _misasked(error)
         try:
-            async with room, connect(settings.database.dsn, f"mcp {entry.name}") as database:
+            opening = connect(settings.database.dsn, f"mcp {entry.name}", probe=settings.probe)
+            async with room, opening as database:
                 call = Call(database, settings.database, settings.plans, _actor(context, settings.person))
                 return _answered(await entry.call(call, asked))
         except Exception as error:  # noqa: BLE001  the one place where an error becomes an answer

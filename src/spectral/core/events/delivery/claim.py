@@ -1,32 +1,34 @@
 """Claim: take as many rows as there is room for, hand them on, and sleep until there may be more.
 
 Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none. A
-claim that comes back full is followed by another at once. A row that has cost more than one worker its life is run
-while the process holds nothing else, so that it takes nobody along.
+claim that comes back full is followed by another at once, which starts where that one ended. A row that has cost more
+than one worker its life is run while the process holds nothing else, so that it takes nobody along.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.delivery.position import Position
+from spectral.core.events.delivery.room import Room
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.ports import ClaimAsk
-from spectral.core.events.probe import Quarantined, SubstrateLost
+from spectral.core.events.probe import Claimed, Quarantined, SubstrateLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Delivery
-    from spectral.core.events.ports import Claims
+    from spectral.core.events.ports import ClaimAnswer, Claims
     from spectral.core.events.routes import Line
 
 Until: TypeAlias = Literal["stopped", "drained", "once"]
@@ -34,7 +36,10 @@ Until: TypeAlias = Literal["stopped", "drained", "once"]
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
 _LOOK_AHEAD_EVERY: Final = 0.5  # seconds, while claims come back full
+_LOOK_AHEAD_SHARE: Final = 20  # of the time goes into looking from the beginning, at most one part in so many
 _LOSSES_BEFORE_QUARANTINE: Final = 2
+_QUARANTINE: Final = 30.0
+"""Seconds: what kills its process does so soon, and nobody should wait for a task of hours to show that it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +65,21 @@ class ClaimLoop:
         self._stopping = False
         self._until: Until = "stopped"
         self._calming: Line | None = None  # where a dangerous row waits for this process to hold nothing
+        self._calming_until = 0.0
         self._quarantine = False
-        self._refused: set[bool] = set()  # the kinds of rows there was no room for
         self._more = False
         self._has_claimed = False  # since it woke, without having looked ahead
-        self._proves_empty = False
+        self._walking: bool = False  # a look from the beginning goes on
+        self._proves_empty: bool = False
         self._full: tuple[Line, ...] = ()
-        self._order = deque(desk.routes.lines)  # who was asked longest ago comes first
+        self._room = Room(desk)
+        self._positions = {id(line): Position(line, desk.routes.lines, desk.random) for line in desk.routes.lines}
         self._has_asked = False
         self._to_ask = 0
         self._due_at = math.inf
         self._expected_at = math.inf
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
-        settings = desk.settings
-        # Twice what can run: the next rows are there when a handler ends.
-        self._room = {True: 2 * settings.lanes * settings.batch, False: 2 * settings.concurrency}
         desk.on_change = self._on_change
         desk.on_due_again = self.expect
 
@@ -129,7 +133,8 @@ class ClaimLoop:
         The first one after waking only claims, so that nothing delays what woke it. Nobody goes to sleep but after one
         that has also looked ahead.
         """
-        looks_ahead = self._has_claimed or asyncio.get_running_loop().time() >= self._look_ahead_at
+        is_time = asyncio.get_running_loop().time() >= self._look_ahead_at
+        looks_ahead = self._has_claimed or self._walking or is_time
         asks = self._asks(looks_ahead=looks_ahead)
         held_nothing = not self._desk.held()
         self._has_claimed = self._proves_empty = False
@@ -140,31 +145,45 @@ class ClaimLoop:
         self._has_asked = True
         was_calming = self._calming is not None
         reached("claim.before")
+        began = time.perf_counter()
         answers = await self._claim([ask for _, ask in asks], looks_ahead=looks_ahead)
         reached("claim.after")
+        self._tell(asks, answers, time.perf_counter() - began)
         self._started.set()
         await self._hand_on(asks, answers)
         self._full = _full(asks, answers)
         # Only a look ahead that finds nothing at all is a reason to sleep: a claim may leave a suspect behind.
-        found = any(answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
+        found = any(answer.deliveries for answer in answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
         self._has_claimed = not self._full and not looks_ahead
         asked_everywhere = self._has_asked_everywhere(len(asks), found=found)
-        self._proves_empty = looks_ahead and held_nothing and not self._refused and asked_everywhere
-        return found or self._has_claimed or was_calming or not asked_everywhere
+        walks_on: bool = any(self._positions[id(line)].walks_on for line, _ in asks)
+        self._walking = looks_ahead and walks_on
+        self._proves_empty = (
+            looks_ahead and held_nothing and asked_everywhere and not walks_on and not self._room.refused
+        )
+        return found or self._has_claimed or was_calming or walks_on or not asked_everywhere
+
+    def _tell(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer], seconds: float) -> None:
+        for (line, _), answer in zip(asks, answers, strict=True):
+            if answer.deliveries:
+                self._desk.probe.tell(Claimed(line.context, len(answer.deliveries), seconds, self._ways.is_deaf()))
 
     def _has_asked_everywhere(self, asked: int, *, found: bool) -> bool:
         """Whether every line there was room for was asked since the last row was found: they may have to take turns."""
-        lines = [line for line in self._desk.routes.lines if line.transactional not in self._refused]
+        lines = [line for line in self._desk.routes.lines if id(line) not in self._room.refused]
         self._to_ask = len(lines) if found else min(self._to_ask, len(lines)) - asked
         return self._to_ask <= 0
 
-    async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[list[Delivery]]:
+    async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[ClaimAnswer]:
         if not looks_ahead:
             return await self._claims.claim(asks)
+        began = asyncio.get_running_loop().time()
         outlook, answers = await self._claims.look_ahead_and_claim(asks)
         now = asyncio.get_running_loop().time()
-        # A call splits so many broadcasts and no more: where there were some, there may be others.
-        self._look_ahead_at = now if outlook.fanned_out else now + _LOOK_AHEAD_EVERY
+        # A call splits so many broadcasts and no more: where there were some, there may be others. Where looking from
+        # the beginning has become expensive (a snapshot pins what was there), it is done less often.
+        pause = max(_LOOK_AHEAD_EVERY, _LOOK_AHEAD_SHARE * (now - began))
+        self._look_ahead_at = now if outlook.fanned_out else now + pause
         self._due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
         for note in outlook.fanned_out:
             self._desk.probe.tell(note)
@@ -172,64 +191,54 @@ class ClaimLoop:
 
     def _asks(self, *, looks_ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
-        self._refused.clear()
+        self._room.refused = set()
         if not self._ways.is_alive():
             return []
         if self._calming is not None:
-            return [] if self._desk.held() else [_ask(self._calming, 1)]
+            if self._desk.held() and asyncio.get_running_loop().time() < self._calming_until:
+                return []
+            return [self._ask(self._calming, 1, from_the_beginning=True)]
         # While some lines come back full, the others are asked less often: to find nothing costs as well.
-        narrowed = self._asks_of(self._full) if self._full and not looks_ahead else []
-        return narrowed or self._asks_of(self._desk.routes.lines)
+        narrowed = self._room.deal(self._full) if self._full and not looks_ahead else []
+        dealt = narrowed or self._room.deal(self._desk.routes.lines)
+        return [self._ask(line, limit, from_the_beginning=looks_ahead) for line, limit in dealt]
 
-    def _asks_of(self, lines: tuple[Line, ...]) -> list[tuple[Line, ClaimAsk]]:
-        """The room of each kind, dealt out among its lines; where it does not suffice, they take turns."""
-        asks: list[tuple[Line, ClaimAsk]] = []
-        for transactional in (True, False):
-            of_kind = [line for line in self._order if line in lines and line.transactional is transactional]
-            if of_kind and not self._has_room(transactional=transactional):
-                self._refused.add(transactional)
-                continue
-            room = self._room[transactional] - self._desk.held(transactional=transactional)
-            for number, line in enumerate(of_kind[:room]):
-                limit = max(1, room // (len(of_kind) - number))
-                asks.append(_ask(line, limit))
-                room -= limit
-                self._order.remove(line)
-                self._order.append(line)
-        return asks
-
-    def _has_room(self, *, transactional: bool) -> bool:
-        """For a handful: claims are not made for every single row that ends."""
-        room = self._room[transactional]
-        return room - self._desk.held(transactional=transactional) >= max(1, room // 4)
+    def _ask(self, line: Line, limit: int, *, from_the_beginning: bool) -> tuple[Line, ClaimAsk]:
+        types = self._room.types_with_room(line)
+        position = self._positions[id(line)]
+        start, window = position.next(from_the_beginning=from_the_beginning, narrowed=types != line.event_types)
+        return line, ClaimAsk(line.context, types, line.handler_names, limit, start, window)
 
     def _on_change(self) -> None:
         """A row is no longer held: wake if somebody waits for the room, the quiet or the end."""
+        if self._wake.is_set():
+            return
         waits_for_quiet = self._quarantine or self._calming is not None or self._until == "drained"
-        has_room = any(self._has_room(transactional=each) for each in self._refused)
-        if has_room or (waits_for_quiet and not self._desk.held()):
+        if (waits_for_quiet and not self._desk.held()) or (self._room.refused and self._room.has_room()):
             self._wake.set()
 
-    async def _hand_on(self, asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> None:
-        self._calming = None
+    async def _hand_on(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> None:
+        calmed, self._calming = self._calming, None
         dangerous: list[tuple[Line, Delivery]] = []
-        for (line, _), deliveries in zip(asks, answers, strict=True):
-            harmless: list[Delivery] = []
-            for delivery in deliveries:
-                self._desk.hold(delivery, transactional=line.transactional)
-                if self._is_dangerous(delivery):
-                    dangerous.append((line, delivery))
-                else:
-                    harmless.append(delivery)
-            self._hand_to(line, harmless)
+        for (line, ask), answer in zip(asks, answers, strict=True):
+            self._positions[id(line)].reached(ask, answer)
+            self._desk.hold(answer.deliveries, line)
+            if any(delivery.suspect for delivery in answer.deliveries):
+                dangerous += [(line, delivery) for delivery in answer.deliveries if self._is_dangerous(delivery)]
+                harmless = [delivery for delivery in answer.deliveries if not self._is_dangerous(delivery)]
+                self._hand_to(line, harmless)
+            else:
+                self._hand_to(line, answer.deliveries)
         if dangerous:
             line, first = dangerous[0]
-            if self._desk.held() == 1:
+            if self._desk.held() == 1 or calmed is not None:
                 await self._run_alone(line, first)
             else:
-                # Given back before anything else that is held can take it along; claimed again when nothing is.
+                # Given back before anything else that is held can take it along; claimed again when nothing is, or when
+                # what is held takes too long to wait for.
                 self._desk.release([delivery for _, delivery in dangerous])
                 self._calming = line
+                self._calming_until = asyncio.get_running_loop().time() + _QUARANTINE
 
     def _hand_to(self, line: Line, deliveries: list[Delivery]) -> None:
         (self._ways.to_lanes if line.transactional else self._ways.to_plain)(deliveries)
@@ -242,11 +251,13 @@ class ClaimLoop:
         )
 
     async def _run_alone(self, line: Line, delivery: Delivery) -> None:
-        """Run it, and claim nothing until it has ended."""
+        """Run it, and claim nothing until it has ended, or has lived for a while."""
         self._quarantine = True
         self._desk.probe.tell(Quarantined(delivery))
         self._hand_to(line, [delivery])
-        while self._desk.held() and not self._stopping:
+        clock = asyncio.get_running_loop().time
+        until = clock() + _QUARANTINE
+        while self._desk.held() and not self._stopping and clock() < until:
             self._wake.clear()
             await _wait(self._wake, 1)
         self._quarantine = False
@@ -268,14 +279,10 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
         pass
 
 
-def _ask(line: Line, limit: int) -> tuple[Line, ClaimAsk]:
-    return line, ClaimAsk(line.context, line.event_types, line.handler_names, limit)
-
-
-def _full(asks: list[tuple[Line, ClaimAsk]], answers: list[list[Delivery]]) -> tuple[Line, ...]:
+def _full(asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> tuple[Line, ...]:
     """Where there may be more; a suspect comes alone, however many wait behind it."""
     return tuple(
         line
-        for (line, ask), deliveries in zip(asks, answers, strict=True)
-        if len(deliveries) >= ask.limit or any(delivery.suspect for delivery in deliveries)
+        for (line, ask), answer in zip(asks, answers, strict=True)
+        if len(answer.deliveries) >= ask.limit or any(delivery.suspect for delivery in answer.deliveries)
     )

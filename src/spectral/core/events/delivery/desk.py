@@ -9,30 +9,31 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Finished, LeaseWasLost
+from spectral.core.events.probe import Finished, Handle, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.lease import Delivery, Lease
     from spectral.core.events.outcome import Outcome
-    from spectral.core.events.probe import Probe
-    from spectral.core.events.routes import Routes
+    from spectral.core.events.probe import Activity, Probe
+    from spectral.core.events.routes import Line, Routes
     from spectral.core.events.settings import WorkerSettings
 
 
 class LoggerFor(Protocol):
     """Makes the logger a handler is given."""
 
-    def __call__(self, delivery: Delivery, handler_name: str) -> Logger:
+    def __call__(self, delivery: Delivery, handler_name: str, traceparent: str | None) -> Logger:
         """A logger with the event's fields on every line."""
         ...
 
@@ -40,7 +41,7 @@ class LoggerFor(Protocol):
 @dataclass(slots=True)
 class _Entry:
     delivery: Delivery
-    transactional: bool
+    line: Line
     since: float
     started: float | None = None
     running: bool = False
@@ -49,6 +50,7 @@ class _Entry:
     lost: bool = False
     disconnections: int = 0
     done: tuple[str, ...] = ()
+    traceparent: str | None = None
 
 
 _MAX_GIVEN_UP: Final = 1_000
@@ -79,7 +81,10 @@ class Desk:
         self.quiet.set()
         self.stopping = False
         self._given_up: set[Lease] = set()
-        self._held = {True: 0, False: 0}
+        self._held = 0
+        self._held_of: Counter[int] = Counter()  # by line
+        self._held_types: dict[int, Counter[str]] = {}  # by line, for those that have several
+        self.finished: Counter[bool] = Counter()  # rows no longer held, of transactional lines and of the others
         self._logger_for = logger_for
         # By lease, not by row: a worker may be given a row again while it still works on a claim it has lost.
         self._entries: dict[Lease, _Entry] = {}
@@ -87,16 +92,27 @@ class Desk:
 
     # what is held
 
-    def hold(self, delivery: Delivery, *, transactional: bool) -> None:
-        """A row was claimed."""
+    def hold(self, deliveries: Collection[Delivery], line: Line) -> None:
+        """Rows were claimed."""
+        now = time.monotonic()
         with self._lock:
-            self._entries[delivery.lease] = _Entry(delivery, transactional, time.monotonic())
-        self._held[transactional] += 1
-        self.quiet.clear()
+            for delivery in deliveries:
+                self._entries[delivery.lease] = _Entry(delivery, line, now)
+        if deliveries:
+            self._held += len(deliveries)
+            self._held_of[id(line)] += len(deliveries)
+            if line.event_types is None or len(line.event_types) > 1:
+                types = self._held_types.setdefault(id(line), Counter())
+                types.update(delivery.event_type for delivery in deliveries)
+            self.quiet.clear()
 
-    def held(self, *, transactional: bool | None = None) -> int:
-        """How many rows are held, in all or of one kind."""
-        return sum(self._held.values()) if transactional is None else self._held[transactional]
+    def held(self, line: Line | None = None) -> int:
+        """How many rows are held, in all or of one line."""
+        return self._held if line is None else self._held_of[id(line)]
+
+    def held_types(self, line: Line) -> Mapping[str, int]:
+        """How many rows of each type of a line that has several."""
+        return self._held_types.get(id(line), {})
 
     def running(self) -> int:
         """In how many of them a handler runs."""
@@ -198,9 +214,13 @@ class Desk:
         if not stood:
             self.probe.tell(LeaseWasLost(conclusion.delivery))
             return
-        started = entry.started if entry is not None else None
-        seconds = 0.0 if started is None else time.monotonic() - started
-        self.probe.tell(Finished(conclusion.delivery, conclusion.outcome, conclusion.ran, seconds))
+        delivery, seconds, since_due, traceparent = conclusion.delivery, 0.0, 0.0, None
+        if entry is not None:
+            now = time.monotonic()
+            seconds = 0.0 if entry.started is None else now - entry.started
+            since_due = delivery.waited + now - entry.since
+            traceparent = entry.traceparent
+        self.probe.tell(Finished(delivery, conclusion.outcome, conclusion.ran, seconds, since_due, traceparent))
         if isinstance(conclusion.outcome, Retry):
             self.on_due_again(conclusion.outcome.delay)
 
@@ -214,7 +234,15 @@ class Desk:
         with self._lock:
             entry = self._entries.pop(delivery.lease, None)
         if entry is not None:
-            self._held[entry.transactional] -= 1
+            line = entry.line
+            self._held -= 1
+            self._held_of[id(line)] -= 1
+            self.finished[line.transactional] += 1
+            types = self._held_types.get(id(line))
+            if types is not None:
+                types[delivery.event_type] -= 1
+                if not types[delivery.event_type]:
+                    del types[delivery.event_type]
         if not self._entries:
             self.quiet.set()
         self.on_change()
@@ -222,7 +250,15 @@ class Desk:
 
     # what a handler is told
 
-    def context_for(self, delivery: Delivery, handler: Handler) -> DeliveryContext:
+    def watch(self, delivery: Delivery, handler: Handler) -> Activity:
+        """Have whoever watches see the handler begin."""
+        activity = self.probe.begin(Handle(delivery, handler.name))
+        entry = self._entries.get(delivery.lease)
+        if entry is not None:
+            entry.traceparent = activity.traceparent
+        return activity
+
+    def context_for(self, delivery: Delivery, handler: Handler, traceparent: str | None = None) -> DeliveryContext:
         """The delivery as its handler may see it."""
         return DeliveryContext(
             event_id=delivery.event_id,
@@ -232,5 +268,5 @@ class Desk:
             max_attempts=handler.retry.max_attempts,
             generation=self.settings.generation,
             worker=self.settings.name,
-            logger=self._logger_for(delivery, handler.name),
+            logger=self._logger_for(delivery, handler.name, traceparent),
         )

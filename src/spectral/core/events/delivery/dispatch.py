@@ -15,15 +15,19 @@ from spectral.core.events.describe import describe_many
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import HandlerTimeoutError, TerminalHandlerError
 from spectral.core.events.outcome import DeadLetter, Handled, Outcome, Retry
+from spectral.core.events.probe import HandlerRanAway
 from spectral.core.events.retry import Verdict, classify
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from contextvars import Context
 
     from spectral.core.events.consumer import Handler
+    from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Delivery
+    from spectral.core.events.protocols import Transaction
 
-_PATIENCE_AT_THE_END: Final = timedelta(seconds=1)
+PATIENCE_AT_THE_END: Final = timedelta(seconds=1)
 """Who stops the worker does not wait for handlers that do not want to."""
 
 
@@ -35,18 +39,41 @@ class Execution:
     ran_away: bool = False
 
 
-async def execute(handler: Handler, call: Callable[[], Awaitable[None]], patience: timedelta) -> Execution:
+async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Transaction | None = None) -> Execution:
+    """Run the handler on this delivery, watched.
+
+    Raises:
+        CancelledError: the worker is being stopped; the handler was cancelled too.
+    """
+    activity = desk.watch(delivery, handler)
+    told = desk.context_for(delivery, handler, activity.traceparent) if handler.wants_context else None
+    try:
+        execution = await execute(
+            handler, lambda: handler.call(delivery, told, transaction), desk.settings.times.patience, activity.context
+        )
+    except BaseException as error:
+        activity.end(error)
+        raise
+    activity.end(execution.error)
+    if execution.ran_away:
+        desk.probe.tell(HandlerRanAway(delivery, handler.name))
+    return execution
+
+
+async def execute(
+    handler: Handler, call: Callable[[], Awaitable[None]], patience: timedelta, context: Context | None = None
+) -> Execution:
     """Run the handler in a task of its own, so that it can be left behind.
 
     Raises:
         CancelledError: the worker is being stopped; the handler was cancelled too.
     """
-    task = asyncio.get_running_loop().create_task(_caught(call), name=handler.name)
+    task = asyncio.get_running_loop().create_task(_caught(call), name=handler.name, context=context)
     try:
         done, _ = await asyncio.wait({task}, timeout=handler.timeout.total_seconds())
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.wait({task}, timeout=min(patience, _PATIENCE_AT_THE_END).total_seconds())
+        await asyncio.wait({task}, timeout=min(patience, PATIENCE_AT_THE_END).total_seconds())
         raise
     if done:
         # A handler that cancels its own task and returns has failed like any other.
@@ -82,7 +109,7 @@ def conclude(
     """
     if not failures:
         return Handled()
-    error = describe_many((handler.name, failure) for handler, failure in failures)
+    error = describe_many(((handler.name, failure) for handler, failure in failures), delivery.payload)
     delays = [
         handler.retry.delay(delivery.attempts, random())
         for handler, failure in failures

@@ -9,6 +9,7 @@ one stands alone.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,21 +17,24 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.delivery.backoff import Backoff
-from spectral.core.events.delivery.dispatch import conclude, execute, used_up
+from spectral.core.events.delivery.dispatch import conclude, run, used_up
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.outcome import AlreadyHandled, Released
-from spectral.core.events.ports import CommitRefusedError, Conclusion, Gate, GroupVoidError
-from spectral.core.events.probe import HandlerRanAway, SubstrateLost
+from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Conclusion, Gate, GroupVoidError
+from spectral.core.events.probe import SettlementWritten, SubstrateLost
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.backlog import Backlog
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import Lane
+    from spectral.core.events.routes import Limit
 
 _CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
@@ -65,12 +69,11 @@ class _VoidedError(Exception):
 class LaneLoop:
     """Runs what waits in the backlog."""
 
-    def __init__(self, lane: Lane, desk: Desk, backlog: Backlog, limits: dict[str, asyncio.Semaphore]) -> None:
+    def __init__(self, lane: Lane, desk: Desk, backlog: Backlog, limits: Mapping[str, Limit]) -> None:
         self._lane = lane
         self._desk = desk
         self._backlog = backlog
         self._limits = limits
-        self._patience = desk.settings.times.patience
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
 
     async def run(self) -> None:
@@ -109,6 +112,12 @@ class LaneLoop:
         try:
             await self._fill(group, rows, current)
             await self._commit(group)
+        except AcceptRefusedError:
+            again = [*group.deliveries(), *current]
+            for delivery in again:
+                self._desk.isolate(delivery)
+            rows.extendleft(reversed(again))
+            await self._lane.abandon()
         except _RunAloneError:
             self._desk.isolate(current[0])
             rows.extendleft(reversed([*group.deliveries(), *current]))
@@ -205,23 +214,21 @@ class LaneLoop:
             return used_up(handler)
         if handler.transactional:
             return await self._run_in_transaction(handler, delivery, crowded=crowded)
-        error = await self._run_plain(handler, delivery)
+        error = (await run(self._desk, handler, delivery)).error
         if error is None:
             self._desk.took_effect(delivery, handler.name)
         return error
 
     async def _run_in_transaction(self, handler: Handler, delivery: Delivery, *, crowded: bool) -> BaseException | None:
         """Run it in the transaction and keep what it wrote, or undo that and answer why."""
-        context, transaction = self._desk.context_for(delivery, handler), self._lane.transaction
-        execution = await execute(handler, lambda: handler.call(delivery, context, transaction), self._patience)
+        execution = await run(self._desk, handler, delivery, self._lane.transaction)
         error = execution.error
         if execution.ran_away and error is not None:
-            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
             raise _VoidedError(handler, error)
         try:
             if error is None:
                 try:
-                    await self._lane.accept()
+                    self._lane.accept()
                 except TransactionMisusedError as misused:
                     error = misused
                 else:
@@ -238,20 +245,15 @@ class LaneLoop:
             raise _RunAloneError
         return error
 
-    async def _run_plain(self, handler: Handler, delivery: Delivery) -> BaseException | None:
-        context = self._desk.context_for(delivery, handler)
-        execution = await execute(handler, lambda: handler.call(delivery, context), self._patience)
-        if execution.ran_away:
-            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
-        return execution.error
-
     async def _commit(self, group: _Group) -> None:
         if not group.conclusions:
             await self._lane.abandon()
             return
         reached("commit.before")
+        began = time.perf_counter()
         stood = await self._lane.commit(group.conclusions)
         reached("commit.after")
+        self._desk.probe.tell(SettlementWritten(len(group.conclusions), time.perf_counter() - began))
         for conclusion in group.conclusions:
             self._desk.settled(conclusion, stood=conclusion.delivery.lease.row_id in stood)
 

@@ -7,7 +7,8 @@ is refused here first, by name, while nothing has been sent yet.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
@@ -15,13 +16,15 @@ from spectral.core.events.channels import channel_for
 from spectral.core.events.envelope import is_traceparent
 from spectral.core.events.failure import DuplicateEventError, PublishError, UnknownContextError
 from spectral.core.events.payload import encode_payload
+from spectral.core.events.probe import NoteTaker, Publish
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from spectral.core.events.envelope import EventEnvelope
+    from spectral.core.events.probe import Probe
     from spectral.core.events.protocols import TraceContextSource
     from spectral.core.events.settings import PublishSettings
 
@@ -105,22 +108,36 @@ class Publishing:
 
     settings: PublishSettings
     current_trace: TraceContextSource
+    probe: Probe = field(default_factory=NoteTaker, compare=False)
 
-    def prepare(self, envelope: EventEnvelope, options: PublishOptions) -> Insert:
-        """The insert for one event.
+    @contextmanager
+    def watched(self, envelopes: Sequence[EventEnvelope]) -> Generator[str | None]:
+        """Have whoever watches see the publish, from its beginning to its end; gives the trace it belongs to."""
+        activity = self.probe.begin(Publish(envelopes, self.settings.generation))
+        try:
+            yield activity.traceparent
+        except BaseException as error:
+            activity.end(error)
+            raise
+        activity.end()
+
+    def prepare(self, envelope: EventEnvelope, options: PublishOptions, trace: str | None = None) -> Insert:
+        """The insert for one event; `trace` is what it carries instead of the current one.
 
         Raises:
             PublishError: the event cannot be published; nothing was sent to the server.
         """
-        return Insert((self._row(envelope, self._trace()),), self._stamp(options), _ignores(options))
+        return Insert((self._row(envelope, self._trace(trace)),), self._stamp(options), _ignores(options))
 
-    def prepare_many(self, envelopes: Iterable[EventEnvelope], options: PublishOptions) -> list[Insert]:
+    def prepare_many(
+        self, envelopes: Iterable[EventEnvelope], options: PublishOptions, trace: str | None = None
+    ) -> list[Insert]:
         """The inserts for many events, all of them checked before the first is sent.
 
         Raises:
             PublishError: one of them cannot be published; nothing was sent to the server.
         """
-        stamp, ignore, trace = self._stamp(options), _ignores(options), self._trace()
+        stamp, ignore, trace = self._stamp(options), _ignores(options), self._trace(trace)
         rows = [self._row(envelope, trace) for envelope in envelopes]
         if not ignore:
             _refuse_repeats(rows)
@@ -147,9 +164,9 @@ class Publishing:
             trace_context=envelope.trace_context or trace,
         )
 
-    def _trace(self) -> str | None:
+    def _trace(self, trace: str | None) -> str | None:
         """What the tracing library says, if the table would take it."""
-        trace = self.current_trace()
+        trace = trace or self.current_trace()
         return trace if trace is not None and is_traceparent(trace) else None
 
     def _stamp(self, options: PublishOptions) -> Stamp:

@@ -7,6 +7,7 @@ server refuses is tried again a few times and then left to the reaper. The worke
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +16,7 @@ from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.ports import SettleRefusedError
-from spectral.core.events.probe import SettleGivenUp, SubstrateLost
+from spectral.core.events.probe import SettleGivenUp, SettlementWritten, SubstrateLost
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -53,8 +54,10 @@ class SettleLoop:
         while True:
             try:
                 reached("settle.before")
+                began = time.perf_counter()
                 stood = await self._settlements.settle(batch)
                 reached("settle.after")
+                self._desk.probe.tell(SettlementWritten(len(batch), time.perf_counter() - began))
             except SubstrateLostError as lost:
                 pause = self._backoff.next()
                 self._desk.probe.tell(SubstrateLost("settle", describe(lost), pause))

@@ -66,8 +66,7 @@ class Shift:
         self._home = asyncio.get_running_loop()
         self._limits = desk.routes.limits()
         self._backlog = Backlog(desk.settings.lanes)
-        self._plain_tasks = asyncio.TaskGroup()
-        self._plain = PlainRunner(desk, self._plain_tasks, self._limits)
+        self._plain = PlainRunner(desk, self._limits)
         ways = Ways(self._backlog.put, self._plain.start, is_alive=self._is_alive, is_deaf=self._is_deaf)
         self._claim = ClaimLoop(connections.claims, desk, ways, started)
         self._hear = HearLoop(connections.ear, desk.settings, desk.probe, self._wake)
@@ -109,7 +108,7 @@ class Shift:
     async def run(self, until: Until, on_draining: Callable[[], None]) -> None:
         """Deliver until it is stopped, or until there is nothing left to do."""
         has_lanes = any(line.transactional for line in self._desk.routes.lines)
-        async with self._plain_tasks, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             aside = group.create_task(self._aside.run(), name="spectral-aside")
             settle_loop = SettleLoop(self._connections.settlements, self._desk)
             settle = group.create_task(settle_loop.run(), name="spectral-settle")
@@ -117,12 +116,13 @@ class Shift:
                 group.create_task(self._run_lane(), name=f"spectral-lane-{number}")
                 for number in range(self._desk.settings.lanes if has_lanes else 0)
             ]
+            plain = group.create_task(self._plain.run(), name="spectral-plain")
             claim = group.create_task(self._claim.run(until), name="spectral-claim")
-            cancelled = await self._wait_for_the_end(claim, [aside, settle, *lanes])
+            cancelled = await self._wait_for_the_end(claim, [aside, settle, plain, *lanes])
             on_draining()
             await self._finish(claim, lanes)
-            settle.cancel()
-            aside.cancel()
+            for part in (plain, settle, aside):
+                part.cancel()
             if cancelled is not None:
                 raise cancelled
 

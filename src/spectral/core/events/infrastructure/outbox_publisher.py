@@ -32,9 +32,10 @@ class AsyncOutboxPublisher(ABC):
         Raises:
             PublishError: it was not published; unless the server refused it, the transaction is still usable.
         """
-        insert = self._publishing.prepare(envelope, options)
-        await self._require_transaction()
-        insert.confirm(await self._insert_one(insert))
+        with self._publishing.watched([envelope]) as trace:
+            insert = self._publishing.prepare(envelope, options, trace)
+            await self._require_transaction()
+            insert.confirm(await self._insert_one(insert))
 
     async def publish_many(self, envelopes: Iterable[EventEnvelope], **options: Unpack[PublishOptions]) -> int:
         """Publish many events, thousands to a round trip; answers how many were new.
@@ -43,10 +44,12 @@ class AsyncOutboxPublisher(ABC):
             PublishError: none was published, if the transaction is rolled back; outside of one
                 (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
-        inserts = self._publishing.prepare_many(envelopes, options)
-        if inserts:
-            await self._require_transaction()
-        return sum([insert.confirm(await self._insert_many(insert)) for insert in inserts])
+        events = list(envelopes)
+        with self._publishing.watched(events) as trace:
+            inserts = self._publishing.prepare_many(events, options, trace)
+            if inserts:
+                await self._require_transaction()
+            return sum([insert.confirm(await self._insert_many(insert)) for insert in inserts])
 
     @abstractmethod
     async def _require_transaction(self) -> None:
@@ -73,9 +76,10 @@ class SyncOutboxPublisher(ABC):
         Raises:
             PublishError: it was not published; unless the server refused it, the transaction is still usable.
         """
-        insert = self._publishing.prepare(envelope, options)
-        self._require_transaction()
-        insert.confirm(self._insert_one(insert))
+        with self._publishing.watched([envelope]) as trace:
+            insert = self._publishing.prepare(envelope, options, trace)
+            self._require_transaction()
+            insert.confirm(self._insert_one(insert))
 
     def publish_many(self, envelopes: Iterable[EventEnvelope], **options: Unpack[PublishOptions]) -> int:
         """Publish many events, thousands to a round trip; answers how many were new.
@@ -84,10 +88,12 @@ class SyncOutboxPublisher(ABC):
             PublishError: none was published, if the transaction is rolled back; outside of one
                 (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
-        inserts = self._publishing.prepare_many(envelopes, options)
-        if inserts:
-            self._require_transaction()
-        return sum(insert.confirm(self._insert_many(insert)) for insert in inserts)
+        events = list(envelopes)
+        with self._publishing.watched(events) as trace:
+            inserts = self._publishing.prepare_many(events, options, trace)
+            if inserts:
+                self._require_transaction()
+            return sum(insert.confirm(self._insert_many(insert)) for insert in inserts)
 
     @abstractmethod
     def _require_transaction(self) -> None:

@@ -119,7 +119,7 @@ class _Run:
             max_attempts=self.handler.retry.max_attempts,
             generation=self.generation,
             worker=_WORKER,
-            logger=handler_logger(delivery, self.handler.name),
+            logger=handler_logger(delivery, self.handler.name, envelope.trace_context),
         )
         await self.handler.call(delivery, context, transaction)
 

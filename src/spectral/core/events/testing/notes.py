@@ -7,6 +7,8 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from spectral.core.events.probe import NoteTaker
+
 if TYPE_CHECKING:
     from spectral.core.events.probe import Note
 
@@ -15,7 +17,7 @@ NoteKind = TypeVar("NoteKind")
 _USUAL_PATIENCE: Final = timedelta(seconds=30)
 
 
-class RecordingProbe:
+class RecordingProbe(NoteTaker):
     """Keeps every note, in order; may be told from any thread."""
 
     def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.operations import growth
 from spectral.core.operations import verdict_words as words
 from spectral.core.operations.verdict_values import Finding, Level
 from spectral.core.operations.verdict_words import end_holder, name_holder, spoken
@@ -46,8 +47,7 @@ def find_horizon_holders(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """Transactions that keep every dead row from being vacuumed, by name."""
     snapshot = facts.snapshot
     for holder in snapshot.holders if snapshot is not None else ():
-        long = holder.since is not None and holder.since >= limits.transaction
-        if not long and holder.age < limits.held:
+        if not growth.holds_up(holder, limits):
             continue
         since = f"open for {spoken(holder.since)}" if holder.since is not None else "open for an unknown time"
         yield Finding(
@@ -104,12 +104,12 @@ def find_overdue_sweep(facts: Facts, _: Limits) -> Iterator[Finding]:
 
 def find_size(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """The first step of the growth plan: so many rows that one table is too few."""
-    outbox = facts.snapshot.table("core.outbox") if facts.snapshot is not None else None
-    if outbox is not None and outbox.rows > limits.partition:
+    reasons = list(growth.reasons_to_partition(facts.snapshot, limits)) if facts.snapshot is not None else []
+    if reasons:
         yield Finding(
             "growth_partition",
             Level.NOTICE,
-            f"core.outbox has {outbox.rows:,} rows (estimated), more than {limits.partition:,}",
+            "; ".join(reasons),
             "Vacuum and sweep read ever more; with monthly partitions a sweep drops a table instead",
             "partition the outbox by month",
         )
@@ -117,7 +117,13 @@ def find_size(facts: Facts, limits: Limits) -> Iterator[Finding]:
 
 def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """The second step of the growth plan: Postgres alone no longer wakes and spreads the work fast enough."""
-    reasons = list(_reasons_for_a_broker(facts, limits))
+    reasons = list(growth.reasons_to_relay(facts.snapshot, limits)) if facts.snapshot is not None else []
+    latency = facts.latency
+    if latency is not None and latency.p99 is not None and latency.sample >= _ENOUGH and latency.p99 > limits.ack:
+        reasons.append(
+            f"The 99th percentile from due to delivered was {latency.p99.total_seconds():,.1f} s over the last week"
+            f" (sample of {latency.sample:,})"
+        )
     if reasons:
         yield Finding(
             "growth_relay",
@@ -126,17 +132,3 @@ def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
             "The growth plan's second step: a broker wakes and spreads the work, the outbox stays the truth",
             "swap the relay to NATS JetStream or Redis Streams",
         )
-
-
-def _reasons_for_a_broker(facts: Facts, limits: Limits) -> Iterator[str]:
-    outbox = facts.snapshot.table("core.outbox") if facts.snapshot is not None else None
-    if outbox is not None and outbox.rows > limits.relay:
-        yield f"core.outbox has {outbox.rows:,} rows (estimated), more than {limits.relay:,}"
-    latency = facts.latency
-    if latency is not None and latency.p99 is not None and latency.sample >= _ENOUGH and latency.p99 > limits.ack:
-        yield (
-            f"The 99th percentile from due to delivered was {latency.p99.total_seconds():,.1f} s over the last week"
-            f" (sample of {latency.sample:,})"
-        )
-    if facts.snapshot is not None and facts.snapshot.notify_queue >= limits.queue_full:
-        yield f"The NOTIFY queue is {facts.snapshot.notify_queue:.0%} full"

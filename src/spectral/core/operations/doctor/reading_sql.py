@@ -51,7 +51,8 @@ with needed (role, kind, object) as (
         ('spectral_worker', 'execute', 'worker_sign_in'), ('spectral_worker', 'execute', 'worker_sign_out'),
         ('spectral_operator', 'execute', 'outbox_replay'), ('spectral_operator', 'execute', 'outbox_discard'),
         ('spectral_operator', 'execute', 'brake_pull'), ('spectral_operator', 'execute', 'brake_release'),
-        ('spectral_operator', 'execute', 'worker_lives'),
+        ('spectral_operator', 'execute', 'worker_lives'), ('spectral_operator', 'execute', 'insight_lanes'),
+        ('spectral_operator', 'execute', 'insight_in_flight'), ('spectral_operator', 'execute', 'insight_failed'),
         ('spectral_retention', 'execute', 'sweep_outbox'), ('spectral_retention', 'execute', 'sweep_handled')
 ),
 judged as (

@@ -1,111 +1,292 @@
-"""What a worker tells, as log lines: the message is a constant, the data are fields. Payloads are never among them."""
+"""What happens, as log lines: the message is a constant, the data are fields. Payloads are never among them.
+
+Every line says who speaks (service, environment, generation) and in which trace; the time and the level are added by
+whoever renders it. A line about an event names it, so that everything about it is found by its id.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, assert_never
-
-import structlog
+from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from spectral.core.events import probe
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import TypeVar
+
+    from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.lease import Delivery
     from spectral.core.events.protocols import Logger
+    from spectral.core.events.settings import Identity
+
+    T = TypeVar("T")
+
+PUBLISHED: Final = "published"
+PUBLISH_REFUSED: Final = "publish refused"
+CLAIMED: Final = "claimed"
+HANDLER_RAN: Final = "handler ran"
+HANDLED: Final = "handled"
+SETTLED: Final = "settled"
+LEASE_LOST: Final = "lease lost"
+SETTLE_GIVEN_UP: Final = "settle given up"
+REAPED: Final = "reaped"
+NOBODY_HANDLES: Final = "nobody handles"
+FANNED_OUT: Final = "fanned out"
+BROADCAST_UNHEARD: Final = "broadcast without subscribers"
+HANDLER_RAN_AWAY: Final = "handler ran away"
+RUNNING_ALONE: Final = "running alone"
+LISTENING: Final = "listening"
+EAR_LOST: Final = "ear lost"
+DATABASE_LOST: Final = "database lost"
+LOOP_BLOCKED: Final = "event loop blocked"
+STARTED: Final = "started"
+STOPPING: Final = "stopping"
+STOPPED: Final = "stopped"
+CRASHED: Final = "crashed"
+REPLAYED: Final = "replayed"
+DISCARDED: Final = "discarded"
+SWEPT: Final = "swept"
+
+IDS_PER_LINE: Final = 100
+"""A line about many events names each of them; log collectors cut lines that are too long."""
+
+_TRACEPARENT_LENGTH: Final = 55
+_FOR_A_CLOSE_LOOK: Final = (probe.HandlerRan, probe.Claimed, probe.SettlementWritten)
+_LEVELS: Final = {"retry": WARNING, "failed": ERROR}
 
 
-def handler_logger(delivery: Delivery, handler_name: str) -> Logger:
+def handler_logger(
+    delivery: Delivery, handler_name: str, traceparent: str | None = None, identity: Identity | None = None
+) -> Logger:
     """The logger a handler is given: every line says which event it is about."""
-    bound: Logger = structlog.get_logger("spectral.handler").bind(**_fields(delivery), handler_name=handler_name)
-    return bound
+
+    def fields() -> dict[str, Any]:
+        who = {"generation": delivery.generation} if identity is None else _who(identity)
+        return _of(who, delivery, traceparent) | {"handler_name": handler_name}
+
+    return EventLogger("spectral.handler", fields)
 
 
-class LogProbe:
-    """Implements `Probe` with structlog."""
+class LogTool:
+    """Implements `Tool`: a line for every note.
 
-    def __init__(self, worker: str, generation: int) -> None:
-        self._log: Any = structlog.get_logger("spectral.worker").bind(worker=worker, generation=generation)
+    worker: whose notes these are, if they are a worker's. logger: a structlog logger to write with, whatever the
+    program has configured.
+    """
 
-    def tell(self, note: probe.Note) -> None:
-        """Log it; a log that cannot be written must not end the worker."""
-        with suppress(Exception):  # there is nobody left to tell
-            self._tell(note)
+    def __init__(self, identity: Identity, worker: str | None = None, *, logger: object = None) -> None:
+        self._identity = self._who = _who(identity)
+        self._named = {} if worker is None else {"worker": worker}
+        self._publisher = LogWriter("spectral.publish", logger)
+        self._log = LogWriter("spectral.worker", logger)
+        self._operator = LogWriter("spectral.operator", logger)
 
-    def _tell(self, note: probe.Note) -> None:
+    def wants(self, note: probe.Note) -> bool:
+        """Whether anybody reads lines of its level; some are for whoever looks closely."""
+        return not isinstance(note, _FOR_A_CLOSE_LOOK) or self._log.at(DEBUG) is not None
+
+    def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901  one case for each kind of note
+        """Log it; raises what the log raises."""
+        self._who = self._identity if at is None else {"timestamp": timestamp(at), **self._identity}
         match note:
             case probe.Finished():
                 self._finished(note)
+            case probe.HandlerRan():
+                self._handler_ran(note)
+            case probe.Published():
+                self._published(note)
             case probe.LeaseWasLost(delivery):
-                self._log.warning("lease lost", **_fields(delivery))
+                self._say_of(WARNING, LEASE_LOST, delivery)
             case probe.SettleGivenUp(delivery, error):
-                self._log.error("settle given up", **_fields(delivery), error=error)
-            case probe.Reaped(row_id, status, reason, worker, attempts):
-                log = self._log.error if status == "failed" else self._log.warning
-                log(
-                    "reaped",
-                    event_id=str(row_id),
-                    status_result=status,
-                    reason=reason,
-                    lost_worker=worker,
-                    attempts=attempts,
-                )
-            case probe.Unhandled(context, rows):
-                for row_id, event_type in rows:
-                    self._log.error("nobody handles", target=context, event_id=str(row_id), event_type=event_type)
-            case probe.FannedOut(parent_id, contexts):
-                log = self._log.info if contexts else self._log.warning
-                log("fanned out" if contexts else "broadcast without subscribers", event_id=str(parent_id), to=contexts)
+                self._say_of(ERROR, SETTLE_GIVEN_UP, delivery, error=error)
             case probe.HandlerRanAway(delivery, handler_name):
-                self._log.error("handler ran away", **_fields(delivery), handler_name=handler_name)
+                self._say_of(ERROR, HANDLER_RAN_AWAY, delivery, handler_name=handler_name)
             case probe.Quarantined(delivery):
-                self._log.warning("running alone", **_fields(delivery))
+                self._say_of(WARNING, RUNNING_ALONE, delivery)
+            case probe.Claimed() | probe.SettlementWritten():
+                self._tell_of_a_batch(note)
+            case probe.Reaped() | probe.Unhandled() | probe.FannedOut():
+                self._tell_of_rows(note)
+            case probe.Replayed() | probe.Discarded() | probe.Swept():
+                self._tell_of_an_operator(note)
             case _:
                 self._tell_of_the_worker(note)
+
+    # what is told for every event of a busy worker, and so made in as few steps as possible
+
+    def _finished(self, note: probe.Finished) -> None:
+        result, error = _result(note.outcome)
+        level = _LEVELS.get(result, INFO)
+        write = self._log.at(level)
+        if write is None:
+            return
+        fields = _of(self._who, note.delivery, note.traceparent)
+        fields.update(self._named)
+        fields["handler_name"] = ",".join(note.handlers)
+        fields["duration_ms"] = _milliseconds(note.seconds)
+        fields["ack_ms"] = _milliseconds(note.ack_seconds)
+        fields["status_result"] = result
+        if error is not None:
+            fields["last_error"] = error
+        write(HANDLED, **fields)
+
+    def _handler_ran(self, note: probe.HandlerRan) -> None:
+        write = self._log.at(DEBUG)
+        if write is not None:
+            fields = _of(self._who, note.act.delivery, note.traceparent) | self._named
+            fields |= {"handler_name": note.act.handler_name, "duration_ms": _milliseconds(note.seconds)}
+            if note.failure is not None:
+                fields["error"] = note.failure.text
+            write(HANDLER_RAN, **fields)
+
+    def _tell_of_a_batch(self, note: probe.Claimed | probe.SettlementWritten) -> None:
+        if self._log.at(DEBUG) is None:
+            return
+        told = {"rows": note.rows, "duration_ms": _milliseconds(note.seconds)}
+        if isinstance(note, probe.Claimed):
+            self._say(DEBUG, CLAIMED, target=note.context, deaf=note.deaf, **told)
+        else:
+            self._say(DEBUG, SETTLED, **told)
+
+    # the others
+
+    def _published(self, note: probe.Published) -> None:
+        level, message = (INFO, PUBLISHED) if note.failure is None else (WARNING, PUBLISH_REFUSED)
+        write = self._publisher.at(level)
+        if write is None:
+            return
+        more: dict[str, Any] = {"duration_ms": _milliseconds(note.seconds)}
+        if note.failure is not None:
+            more["error"] = note.failure.text
+        for part in _parts(note.act.envelopes):
+            about = _one(part[0]) if len(part) == 1 else _several(part)
+            # The trace that the rows carry, for it is the one their handlers continue.
+            traces = {envelope.trace_context or note.traceparent for envelope in part}
+            trace_id = _trace_id(traces.pop() if len(traces) == 1 else note.traceparent)
+            fields = {**self._who, "generation": note.act.generation, "trace_id": trace_id, **self._named}
+            write(message, **fields, **about, **more)
+
+    def _tell_of_rows(self, note: probe.Reaped | probe.Unhandled | probe.FannedOut) -> None:
+        match note:
+            case probe.Reaped(row_id, status, reason, worker, attempts):
+                level = ERROR if status == "failed" else WARNING
+                about = {"event_id": str(row_id), "status_result": status, "attempts": attempts}
+                self._say(level, REAPED, **about, reason=reason, lost_worker=worker)
+            case probe.Unhandled(context, rows):
+                for row_id, event_type in rows:
+                    self._say(ERROR, NOBODY_HANDLES, event_id=str(row_id), event_type=event_type, target=context)
+            case probe.FannedOut(parent_id, contexts):
+                level, message = (INFO, FANNED_OUT) if contexts else (WARNING, BROADCAST_UNHEARD)
+                self._say(level, message, event_id=str(parent_id), to=contexts)
+            case _:
+                assert_never(note)
 
     def _tell_of_the_worker(self, note: probe.WorkerNote) -> None:
         match note:
             case probe.EarOpened(channels):
-                self._log.info("listening", channels=channels)
+                self._say(INFO, LISTENING, channels=channels)
             case probe.EarLost(error, retry_in):
-                self._log.warning("ear lost", error=error, retry_seconds=retry_in.total_seconds())
+                self._say(WARNING, EAR_LOST, error=error, retry_seconds=retry_in.total_seconds())
             case probe.SubstrateLost(doing, error, retry_in):
-                self._log.warning("database lost", doing=doing, error=error, retry_seconds=retry_in.total_seconds())
+                self._say(WARNING, DATABASE_LOST, doing=doing, error=error, retry_seconds=retry_in.total_seconds())
             case probe.LoopBlocked(seconds):
-                self._log.error("event loop blocked", seconds=round(seconds, 1))
+                self._say(ERROR, LOOP_BLOCKED, seconds=round(seconds, 1))
             case probe.Started(_, _, contexts):
-                self._log.info("started", contexts=contexts)
+                self._say(INFO, STARTED, contexts=contexts)
             case probe.Stopping(held, grace):
-                self._log.info("stopping", held=held, grace_seconds=grace.total_seconds())
+                self._say(INFO, STOPPING, held=held, grace_seconds=grace.total_seconds())
             case probe.Stopped():
-                self._log.info("stopped")
+                self._say(INFO, STOPPED)
             case probe.Crashed(error):
-                self._log.critical("crashed", error=error)
+                self._say(CRITICAL, CRASHED, error=error)
             case _:
                 assert_never(note)
 
-    def _finished(self, note: probe.Finished) -> None:
-        result, error = _result(note.outcome)
-        level = {"retry": "warning", "failed": "error"}.get(result, "info")
-        fields = _fields(note.delivery) | {
-            "handler_name": ",".join(note.handlers),
-            "duration_ms": round(note.seconds * 1000, 1),
-            "status_result": result,
-        }
-        if error is not None:
-            fields["last_error"] = error
-        getattr(self._log, level)("handled", **fields)
+    def _tell_of_an_operator(self, note: probe.OperatorNote) -> None:
+        # Not the generation of whoever runs the command: an operator acts on the rows of all of them.
+        told: dict[str, Any] = {**self._who, "generation": None, "trace_id": None}
+        match note:
+            case probe.Replayed(event_ids, generation, by, reason):
+                told |= {"generation": generation, "by": by, "reason": reason}
+                for ids in _parts(event_ids):
+                    self._operator.write(INFO, REPLAYED, told | _ids(ids))
+            case probe.Discarded(event_ids, by, reason):
+                told |= {"by": by, "reason": reason}
+                for ids in _parts(event_ids):
+                    self._operator.write(INFO, DISCARDED, told | _ids(ids))
+            case probe.Swept(put_away, deleted, seconds, finished):
+                told |= {"put_away": put_away, "deleted": deleted, "finished": finished}
+                self._operator.write(INFO, SWEPT, told | {"duration_ms": _milliseconds(seconds)})
+            case _:
+                assert_never(note)
+
+    def _say_of(self, level: int, message: str, delivery: Delivery, **more: object) -> None:
+        self._log.write(level, message, {**_of(self._who, delivery, None), **self._named, **more})
+
+    def _say(self, level: int, message: str, **fields: object) -> None:
+        self._log.write(level, message, {**self._who, "trace_id": None, **self._named, **fields})
 
 
-def _fields(delivery: Delivery) -> dict[str, object]:
-    return {
-        "event_id": str(delivery.event_id),
+def _who(identity: Identity) -> dict[str, Any]:
+    return {"service": identity.service, "environment": identity.environment, "generation": identity.generation}
+
+
+def _of(who: dict[str, Any], delivery: Delivery, traceparent: str | None) -> dict[str, Any]:
+    event_id, workspace_id = delivery.event_id, delivery.workspace_id
+    fields = {
+        **who,
+        "trace_id": _trace_id(traceparent or delivery.trace_context),
+        "event_id": str(event_id),
         "event_type": delivery.event_type,
         "source": delivery.source,
         "target": delivery.target,
-        "workspace_id": str(delivery.workspace_id) if delivery.workspace_id else None,
+        "workspace_id": None if workspace_id is None else str(workspace_id),
         "attempts": delivery.attempts,
     }
+    row_id = delivery.lease.row_id
+    if row_id != event_id:  # a context's own row of a broadcast
+        fields["row_id"] = str(row_id)
+    return fields
+
+
+def _one(envelope: EventEnvelope) -> dict[str, Any]:
+    return {
+        "event_id": str(envelope.event_id),
+        "event_type": envelope.event_type,
+        "source": envelope.source,
+        "target": envelope.target,
+        "workspace_id": None if envelope.workspace_id is None else str(envelope.workspace_id),
+    }
+
+
+def _several(envelopes: Sequence[EventEnvelope]) -> dict[str, Any]:
+    workspaces = {str(each.workspace_id) for each in envelopes if each.workspace_id is not None}
+    return {
+        **_ids([each.event_id for each in envelopes]),
+        "event_types": sorted({each.event_type for each in envelopes}),
+        "sources": sorted({each.source for each in envelopes}),
+        "targets": sorted({each.target for each in envelopes if each.target is not None}),
+        "workspace_ids": sorted(workspaces),
+    }
+
+
+def _ids(ids: Sequence[object]) -> dict[str, Any]:
+    return {"event_ids": [str(each) for each in ids], "count": len(ids)}
+
+
+def _parts(every: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (every[start : start + IDS_PER_LINE] for start in range(0, len(every), IDS_PER_LINE))
+
+
+def _trace_id(traceparent: str | None) -> str | None:
+    return None if traceparent is None or len(traceparent) < _TRACEPARENT_LENGTH else traceparent[3:35]
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1000, 1)
 
 
 def _result(outcome: Outcome) -> tuple[str, str | None]:

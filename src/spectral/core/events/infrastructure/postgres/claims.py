@@ -12,10 +12,10 @@ from psycopg import sql
 
 from spectral.core.events.consumer import Subscription
 from spectral.core.events.failure import ConfigurationError
-from spectral.core.events.infrastructure.postgres.script import Rows, run_script
+from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.lease import Delivery, Lease
-from spectral.core.events.ports import Outlook
+from spectral.core.events.ports import ClaimAnswer, Outlook
 from spectral.core.events.probe import FannedOut
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from spectral.core.events.settings import WorkerSettings
 
 _CLAIM: Final = sql.SQL(
-    "select id, claim_token, event_id, event_type, event_version, occurred_at, source, target, workspace_id, payload,"
-    " idempotency_key, trace_context, content_class, channel, generation, attempts, due_at, suspect,"
-    " handled from core.outbox_claim({}, {}, {}::bigint[], {}::text[], {}::text[], {}, null, {}::text[])"
+    "select id, claim_token, event_id, event_type, event_version, occurred_at, source, workspace_id, payload,"
+    " idempotency_key, trace_context, content_class, channel, generation, attempts, due_at, waited, suspect, replays,"
+    " handled from core.outbox_claim_from({}, {}, {}::bigint[], {}::text[], {}::text[], "
 )
+_FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
 _FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
 _NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
 _SUBSCRIBE: Final = (
@@ -45,6 +46,8 @@ class PostgresClaims:
         self._settings = settings
         self._generations = list(settings.generations())
         self._channels = list(settings.claimed_channels())
+        self._quoted: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
+        self._looks: dict[tuple[str, ...], list[bytes]] = {}
         self._session = Session(
             dsn,
             f"spectral claim {settings.name}",
@@ -69,60 +72,64 @@ class PostgresClaims:
 
         return await self._session.ask(ask)
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[list[Delivery]]:
+    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
         """See `Claims`."""
-        return _deliveries(await self._run(self._claims(asks)))
+        return _answers(asks, await self._run([self._claim(each) for each in asks]))
 
-    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[list[Delivery]]]:
+    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
         """See `Claims`."""
-        scope = (self._generations, self._channels)
-        contexts = list(dict.fromkeys(each.context for each in asks))
-        script = [_FAN_OUT.format(*scope), _NEXT_DUE.format(contexts, *scope), *self._claims(asks)]
-        split, ((due_in,),), *claimed = await self._run(script)
-        return Outlook(_fanned_out(split), due_in), _deliveries(claimed)
+        contexts = tuple(dict.fromkeys(each.context for each in asks))
+        split, ((due_in,),), *claimed = await self._run([*self._look_ahead(contexts), *map(self._claim, asks)])
+        return Outlook(_fanned_out(split), due_in), _answers(asks, claimed)
 
-    def _claims(self, asks: Sequence[ClaimAsk]) -> list[sql.Composed]:
-        return [_CLAIM.format(*self._parameters(each)) for each in asks]
+    def _claim(self, ask: ClaimAsk) -> bytes:
+        """Quoted once for every line; what changes from claim to claim are numbers and a time."""
+        of_line = (ask.context, ask.event_types, ask.handler_names)
+        quoted = self._quoted.get(of_line)
+        if quoted is None:
+            types = None if ask.event_types is None else list(ask.event_types)
+            scope = _CLAIM.format(self._settings.name, ask.context, self._generations, self._channels, types)
+            names = _FOR_HANDLERS.format(list(ask.handler_names))
+            quoted = self._quoted[of_line] = (scope.as_bytes(None), names.as_bytes(None))
+        start = b"null" if ask.start is None else b"'%s'::timestamptz" % ask.start.isoformat().encode()
+        window = b"null" if ask.window is None else b"%d" % ask.window
+        return b"%s%d, %s, %s%s" % (quoted[0], ask.limit, start, window, quoted[1])
 
-    async def _run(self, script: Sequence[sql.Composed]) -> list[Rows]:
-        return await self._session.ask(lambda connection: run_script(connection, *script))
+    def _look_ahead(self, contexts: tuple[str, ...]) -> list[bytes]:
+        script = self._looks.get(contexts)
+        if script is None:
+            scope = (self._generations, self._channels)
+            composed = (_FAN_OUT.format(*scope), _NEXT_DUE.format(list(contexts), *scope))
+            script = self._looks[contexts] = [each.as_bytes(None) for each in composed]
+        return script
+
+    async def _run(self, script: Sequence[bytes]) -> list[Rows]:
+        return [rows_of(result) for result in await self._session.ask_script(*script)]
 
     async def close(self) -> None:
         """See `Claims`."""
         await self._session.drop()
 
-    def _parameters(self, ask: ClaimAsk) -> list[object]:
-        types = None if ask.event_types is None else list(ask.event_types)
-        names = list(ask.handler_names)
-        return [self._settings.name, ask.context, self._generations, self._channels, types, ask.limit, names]
+
+def _answers(asks: Sequence[ClaimAsk], answers: Sequence[Rows]) -> list[ClaimAnswer]:
+    return [_answer(ask.context, rows) for ask, rows in zip(asks, answers, strict=True)]
 
 
-def _deliveries(answers: Sequence[Rows]) -> list[list[Delivery]]:
-    return [[_delivery(row) for row in rows] for rows in answers]
+def _answer(context: str, rows: Rows) -> ClaimAnswer:
+    """The first row is about the claim itself; without it nothing may be claimed at present."""
+    if not rows:
+        return ClaimAnswer([])
+    (_, token, _, _, _, now, *_, reached, _, _, _, _), *claimed = rows
+    return ClaimAnswer([_delivery(row, token, context) for row in claimed], now, reached)
 
 
-def _delivery(row: tuple[Any, ...]) -> Delivery:
-    row_id, token, *values, suspect, handled = row
-    names = (
-        "event_id",
-        "event_type",
-        "event_version",
-        "occurred_at",
-        "source",
-        "target",
-        "workspace_id",
-        "payload",
-        "idempotency_key",
-        "trace_context",
-        "content_class",
-        "channel",
-        "generation",
-        "attempts",
-        "due_at",
-    )
+def _delivery(row: tuple[Any, ...], token: UUID, context: str) -> Delivery:
+    (row_id, _, parent, kind, version, occurred_at, source, workspace, payload, key, trace, content, channel,
+     generation, attempts, due_at, waited, suspect, replays, handled) = row  # fmt: skip
     return Delivery(
-        lease=Lease(row_id, token), **dict(zip(names, values, strict=True)), suspect=suspect, handled=frozenset(handled)
-    )
+        Lease(row_id, token), parent or row_id, kind, version, occurred_at, source, context, workspace, payload, key,
+        trace, content, channel, generation, attempts, due_at, suspect, frozenset(handled), waited, replays,
+    )  # fmt: skip
 
 
 def _fanned_out(rows: list[tuple[Any, ...]]) -> tuple[FannedOut, ...]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, assert_never
-from uuid import UUID
 
 from psycopg import sql
 
+from spectral.core.events.consumer import HANDLER_NAME_PATTERN
+from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
+    from uuid import UUID
 
-    from spectral.core.events.infrastructure.postgres.script import Rows
+    from psycopg.pq.abc import PGresult
+
+    from spectral.core.events.infrastructure.postgres.script import Statement
     from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Conclusion
 
@@ -21,6 +26,7 @@ _BEGIN: Final = sql.SQL("select verdict from core.outbox_begin({}::uuid[], {}::u
 _SETTLE: Final = sql.SQL(
     "select id from core.outbox_settle({}::uuid[], {}::uuid[], {}::text[], {}::text[], {}::interval[])"
 )
+_HANDLER_NAME: Final = re.compile(HANDLER_NAME_PATTERN)
 _RELEASE: Final = sql.SQL("select released from core.outbox_release({}::uuid[], {}::uuid[]) as released")
 
 
@@ -29,13 +35,23 @@ def begin(leases: Sequence[Lease], handler_names: Sequence[str]) -> sql.Composed
     return _BEGIN.format(*_parallel(leases), list(handler_names))
 
 
-def statements(conclusions: Sequence[Conclusion]) -> list[sql.Composed]:
-    """What writes these; `standing` reads the answers."""
-    begun = [(each.delivery.lease, name) for each in conclusions for name in each.succeeded]
-    written = [(each.delivery.lease, _written(each.outcome)) for each in conclusions]
+def begin_one(lease: Lease, handler_name: str) -> bytes:
+    """The same for one row and handler, which is what a lane does all day."""
+    row_id, token = lease.row_id.hex.encode(), lease.token.hex.encode()
+    return b"select core.outbox_begin_one('%s', '%s', '%s')" % (row_id, token, _safe(handler_name).encode())
+
+
+def statements(conclusions: Sequence[Conclusion]) -> list[Statement]:
+    """What writes these; `standing` reads the answers. What is delivered, which is most of it, goes the short way."""
+    script: list[Statement] = []
+    delivered = [each for each in conclusions if isinstance(each.outcome, Handled | AlreadyHandled)]
+    others = [each for each in conclusions if not isinstance(each.outcome, Handled | AlreadyHandled)]
+    begun = [(each.delivery.lease, name) for each in others for name in each.succeeded]
+    written = [(each.delivery.lease, _written(each.outcome)) for each in others]
     settled = [(lease, *words) for lease, words in written if words is not None]
     released = [lease for lease, words in written if words is None]
-    script: list[sql.Composed] = []
+    if delivered:
+        script.append(_deliver(delivered))
     if begun:
         script.append(begin([lease for lease, _ in begun], [name for _, name in begun]))
     if settled:
@@ -46,11 +62,32 @@ def statements(conclusions: Sequence[Conclusion]) -> list[sql.Composed]:
     return script
 
 
-def standing(conclusions: Sequence[Conclusion], answers: Sequence[Rows]) -> set[UUID]:
+def _deliver(conclusions: Sequence[Conclusion]) -> bytes:
+    # In the order of their ids, so that two workers lock them in the same one.
+    leases = sorted([each.delivery.lease for each in conclusions])
+    handled = [(each.delivery.lease.row_id, name) for each in conclusions for name in each.succeeded]
+    names = ",".join([_safe(name) for _, name in handled]).encode()
+    return b"select delivered from core.outbox_deliver(%s, %s, %s, '{%s}'::text[]) as delivered" % (
+        uuid_array(lease.row_id for lease in leases),
+        uuid_array(lease.token for lease in leases),
+        uuid_array(row_id for row_id, _ in handled),
+        names,
+    )
+
+
+def _safe(name: str) -> str:
+    """A handler's name is lower case letters, digits, underscores and dots, or it could not have been registered."""
+    if _HANDLER_NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is no handler's name")
+    return name
+
+
+def standing(conclusions: Sequence[Conclusion], answers: Sequence[PGresult]) -> set[UUID]:
     """The rows whose lease still stood, out of the answers to `statements`."""
-    settling = answers[1:] if any(each.succeeded for each in conclusions) else answers
-    # A handler may have taught its connection to read ids as something else.
-    return {UUID(str(row_id)) for rows in settling for (row_id,) in rows}
+    verdicts = any(each.succeeded and not isinstance(each.outcome, Handled | AlreadyHandled) for each in conclusions)
+    delivered = any(isinstance(each.outcome, Handled | AlreadyHandled) for each in conclusions)
+    settling = [answer for number, answer in enumerate(answers) if not (verdicts and number == int(delivered))]
+    return {row_id for answer in settling for (row_id,) in rows_of(answer)}
 
 
 def _parallel(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID]]:
@@ -61,7 +98,7 @@ def _written(outcome: Outcome) -> tuple[str, str | None, timedelta | None] | Non
     """The outcome in the words of `core.outbox_settle`; none is a release."""
     match outcome:
         case Handled() | AlreadyHandled():
-            return "delivered", None, None
+            raise AssertionError("delivered the short way")
         case Retry(error, delay):
             return "retry", error, delay
         case DeadLetter(error):

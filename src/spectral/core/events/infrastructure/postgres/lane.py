@@ -17,15 +17,17 @@ from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
-from spectral.core.events.infrastructure.postgres.conclusions import begin, standing, statements
+from spectral.core.events.infrastructure.postgres.conclusions import begin_one, standing, statements
 from spectral.core.events.infrastructure.postgres.outbox import OutboxPublisher
-from spectral.core.events.infrastructure.postgres.script import Rows, run_script
+from spectral.core.events.infrastructure.postgres.script import Statement, text_of
 from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
-from spectral.core.events.ports import CommitRefusedError, Gate, GroupVoidError
+from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate, GroupVoidError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from uuid import UUID
+
+    from psycopg.pq.abc import PGresult
 
     from spectral.core.events.delivery.publish import Publishing
     from spectral.core.events.envelope import EventEnvelope
@@ -33,12 +35,9 @@ if TYPE_CHECKING:
     from spectral.core.events.ports import Conclusion
     from spectral.core.events.settings import WorkerSettings
 
-_UNLOCK: Final = sql.SQL("select pg_advisory_unlock_all()")
+_UNLOCK: Final = b"select pg_advisory_unlock_all()"
 # Not what was prepared: the driver prepares a handler's statements for all its events.
-_RESET: Final = (sql.SQL("reset all"), sql.SQL("close all"), sql.SQL("discard temp"), _UNLOCK)
-_SAVEPOINT: Final = sql.SQL("savepoint {}")
-_RELEASE: Final = sql.SQL("release savepoint {}")
-_ROLL_BACK: Final = sql.SQL("rollback to savepoint {}")
+_RESET: Final = (b"reset all", b"close all", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
 _FAILED_TRANSACTION: Final = "25P02"  # by somebody who has kept the connection
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
@@ -91,9 +90,11 @@ class PostgresLane:
         )
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._transaction: PostgresTransaction | None = None
-        self._savepoint = sql.Identifier("none")
+        self._savepoint = b"none"
+        self._accepting: tuple[bytes, ...] = ()  # what the server has still to say to the handler that was accepted
         self._is_group_open = False
-        self._role = ""
+        self._require_role = b""
+        self._settings = b""
 
     @property
     def transaction(self) -> PostgresTransaction:
@@ -103,33 +104,34 @@ class PostgresLane:
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
         """See `Lane`."""
-        self._savepoint = sql.Identifier(f"spectral_{secrets.token_hex(8)}")
-
-        async def ask(connection: psycopg.AsyncConnection[Any]) -> Gate:
-            await self._note_role(connection)
-            *_, ((verdict,),) = await run_script(
-                connection,
+        savepoint = f"spectral_{secrets.token_hex(8)}".encode()
+        await self._start_from_idle()
+        await self._note_role()
+        try:
+            *_, verdict = await self._session.script(
+                *self._beginning(),
+                *self._accepting,
                 # Every handler starts from the same settings, whatever the one before it has left in the session.
                 *_RESET,
-                self._session.apply_settings,
-                _SAVEPOINT.format(self._savepoint),
-                begin([delivery.lease], [handler_name]),
+                self._settings,
+                b"savepoint " + savepoint,
+                begin_one(delivery.lease, handler_name),
             )
-            return Gate(verdict)
-
-        await self._start_from_idle()
-
-        try:
-            return await self._session.call(ask)
         except psycopg.Error as error:
             if passes(error) or error.sqlstate == _FAILED_TRANSACTION:
                 raise SubstrateLostError(describe(error)) from None
+            if self._is_misuse(error):
+                raise AcceptRefusedError from None
             if not is_contention(error):
                 raise
-        await self.undo()
+        else:
+            self._savepoint, self._accepting = savepoint, ()
+            return Gate(text_of(verdict))
+        # The whole script is undone with the savepoint it sets, so what came before it has to be said again.
+        await self._run(*_undoing(savepoint))
         return Gate.BUSY
 
-    async def accept(self) -> None:
+    def accept(self) -> None:
         """See `Lane`."""
         connection = self._open()
         self._end_transaction()
@@ -143,13 +145,7 @@ class PostgresLane:
             )
         if status is not TransactionStatus.INTRANS or connection.info.pipeline_status is not PipelineStatus.OFF:
             raise GroupVoidError("ended the transaction it was given, or left something running in it")
-
-        try:
-            await self._run(_REQUIRE_ROLE.format(self._role), _RELEASE.format(self._savepoint))
-        except psycopg.Error as error:
-            if error.sqlstate in _NO_SAVEPOINT:
-                raise GroupVoidError("ended the transaction it was given and began another") from None
-            raise TransactionMisusedError(error.diag.message_primary or type(error).__name__) from None
+        self._accepting = (self._require_role, b"release savepoint " + self._savepoint)
 
     async def undo(self) -> None:
         """See `Lane`."""
@@ -163,24 +159,27 @@ class PostgresLane:
             raise GroupVoidError("the transaction has ended")
 
         try:
-            await self._run(_ROLL_BACK.format(self._savepoint), _RELEASE.format(self._savepoint), _UNLOCK)
+            await self._run(*_undoing(self._savepoint))
         except psycopg.Error as error:
             raise GroupVoidError(f"the transaction cannot be taken back ({error.sqlstate})") from None
 
     async def commit(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
         """See `Lane`."""
         try:
-            *answers, _ = await self._run(*statements(conclusions), sql.SQL("commit"))
+            accepted = len(self._accepting)
+            *answers, _ = await self._run(*self._accepting, *statements(conclusions), b"commit")
         except psycopg.Error as error:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None
-            raise CommitRefusedError from error
+            raise CommitRefusedError from _misuse(error) if self._is_misuse(error) else error
         self._is_group_open = False
-        return standing(conclusions, answers)
+        self._accepting = ()
+        return standing(conclusions, answers[accepted:])
 
     async def abandon(self) -> None:
         """See `Lane`."""
         self._is_group_open = False
+        self._accepting = ()
         if not self._session.is_open:
             return
         try:
@@ -193,6 +192,7 @@ class PostgresLane:
         self._end_transaction()
         self._connection = None
         self._is_group_open = False
+        self._accepting = ()
         await self._session.drop()
 
     async def _start_from_idle(self) -> None:
@@ -205,6 +205,16 @@ class PostgresLane:
             await self.drop()
         self._is_group_open = True
 
+    def _beginning(self) -> tuple[bytes, ...]:
+        """The driver begins a transaction with a handler's first statement; ours come before that."""
+        connection = self._connection
+        idle = connection is not None and connection.info.transaction_status is TransactionStatus.IDLE
+        return (b"begin",) if idle else ()
+
+    def _is_misuse(self, error: psycopg.Error) -> bool:
+        """Whether it is the handler accepted last that is refused: with what it left, nothing can be asked any more."""
+        return bool(self._accepting) and not passes(error) and self._session.refused_at < len(self._accepting)
+
     def _require_own_connection(self) -> None:
         """What a group has written is on the connection it began on: another one would settle what it never saw."""
         if self._connection is None or self._connection.closed:
@@ -214,21 +224,33 @@ class PostgresLane:
         if self._transaction is not None:
             self._transaction.end()
 
-    async def _run(self, *script: sql.Composable) -> list[Rows]:
+    async def _run(self, *script: Statement) -> list[PGresult]:
         if self._is_group_open:
             self._require_own_connection()
-        return await self._session.call(lambda connection: run_script(connection, *script))
+        return await self._session.script(*script)
 
     def _open(self) -> psycopg.AsyncConnection[Any]:
         if self._connection is None:
             raise SubstrateLostError("the lane's connection is gone")
         return self._connection
 
-    async def _note_role(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _note_role(self) -> None:
         """Of a new connection: as whom it acts."""
+        connection = await self._session.connection()
         if connection is self._connection:
             return
-        cursor = await connection.cursor(row_factory=tuple_row).execute(b"select current_user::text")
-        row = await cursor.fetchone()
-        self._role = row[0] if row else ""
+        (role,) = await self._session.ask_script(b"select current_user::text")
+        self._require_role = _REQUIRE_ROLE.format(text_of(role)).as_bytes(connection)
+        self._settings = _UNLOCK + b", " + self._session.apply_settings.as_bytes(connection).removeprefix(b"select ")
         self._connection = connection
+
+
+def _undoing(savepoint: bytes) -> tuple[bytes, ...]:
+    return b"rollback to savepoint " + savepoint, b"release savepoint " + savepoint, _UNLOCK
+
+
+def _misuse(error: psycopg.Error) -> TransactionMisusedError:
+    """What a handler did to its transaction, and why it cannot be committed."""
+    if error.sqlstate in _NO_SAVEPOINT:
+        return TransactionMisusedError("ended the transaction it was given and began another")
+    return TransactionMisusedError(error.diag.message_primary or type(error).__name__)

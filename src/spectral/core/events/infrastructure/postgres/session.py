@@ -17,10 +17,15 @@ from psycopg.rows import tuple_row
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.closing import close
+from spectral.core.events.infrastructure.postgres.script import StatementRefusedError, run_script
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from datetime import timedelta
+
+    from psycopg.pq.abc import PGresult
+
+    from spectral.core.events.infrastructure.postgres.script import Statement
 
 T = TypeVar("T")
 
@@ -76,6 +81,7 @@ class Session:
         self._autocommit = autocommit
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.refused_at = 0  # which statement of a script the server refused, when it last did
 
     @property
     def is_open(self) -> bool:
@@ -103,6 +109,35 @@ class Session:
         connection = await self.connection()
         return await self._within(work(connection), connection)
 
+    async def script(self, *statements: Statement) -> list[PGresult]:
+        """`call`, for statements that need no more of the driver than to be sent; a hundred times a second, or more.
+
+        Raises:
+            SubstrateLostError: the connection is lost or did not answer, and was given up.
+            psycopg.Error: the server refused, and it is the caller's to say what that means.
+        """
+        connection = await self.connection()
+        try:
+            return await run_script(connection, statements, self._answer)
+        except TimeoutError:
+            self._give_up(None)
+            raise SubstrateLostError(f"no answer within {self._answer:g} s") from None
+        except asyncio.CancelledError:
+            self._give_up(None)
+            raise
+        except StatementRefusedError as refused:
+            self.refused_at = refused.number
+            raise self._judge(refused.error, connection) from None
+        except psycopg.Error as error:
+            raise self._judge(error, connection) from None
+
+    async def ask_script(self, *statements: Statement) -> list[PGresult]:
+        """`script`, for what the server has no reason to refuse but for reasons that pass; see `ask`."""
+        try:
+            return await self.script(*statements)
+        except psycopg.Error as error:
+            raise _passing(error) from None
+
     async def ask(self, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T:
         """`call`, for what the server has no reason to refuse but for reasons that pass.
 
@@ -113,10 +148,7 @@ class Session:
         try:
             return await self.call(work)
         except psycopg.Error as error:
-            _explain(error)
-            if passes(error) or is_contention(error):
-                raise SubstrateLostError(describe(error)) from None
-            raise
+            raise _passing(error) from None
 
     async def drop(self) -> None:
         """Give the connection up, whatever goes on; never raises and hardly waits."""
@@ -153,13 +185,17 @@ class Session:
         try:
             return task.result()
         except psycopg.Error as error:
-            if connection is None:
-                _explain(error)
-            elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
-                self._give_up(None)
-            else:
-                raise
-            raise SubstrateLostError(describe(error)) from None
+            raise self._judge(error, connection) from None
+
+    def _judge(self, error: psycopg.Error, connection: psycopg.AsyncConnection[Any] | None) -> Exception:
+        """What a driver's error is: the loss of the connection, or the server's refusal."""
+        if connection is None:
+            _explain(error)
+        elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
+            self._give_up(None)
+        else:
+            return error
+        return SubstrateLostError(describe(error))
 
     def _give_up(self, task: asyncio.Future[Any] | None) -> None:
         """Be rid of the connection at once; in the background, what waits for it ends and it is closed."""
@@ -167,6 +203,12 @@ class Session:
         closing = asyncio.ensure_future(close(connection, task))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _passing(error: psycopg.Error) -> Exception:
+    """The loss it amounts to, if it may pass; itself, if it is nothing that is known to happen."""
+    _explain(error)
+    return SubstrateLostError(describe(error)) if passes(error) or is_contention(error) else error
 
 
 def _explain(error: psycopg.Error) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres.conclusions import standing, statements
-from spectral.core.events.infrastructure.postgres.script import run_script
 from spectral.core.events.infrastructure.postgres.session import Session, passes
 from spectral.core.events.ports import SettleRefusedError
 
@@ -31,12 +30,8 @@ class PostgresSettlements:
 
     async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
         """See `Settlements`."""
-
-        async def ask(connection: psycopg.AsyncConnection[Any]) -> set[UUID]:
-            return standing(conclusions, await run_script(connection, *statements(conclusions)))
-
         try:
-            return await self._session.call(ask)
+            return standing(conclusions, await self._session.script(*statements(conclusions)))
         except psycopg.Error as error:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None

@@ -1,0 +1,72 @@
+"""Where in a line the next claim starts.
+
+A claim that starts where the one before it ended walks over nothing that is done already, however many dead versions of
+it a snapshot keeps alive. What falls due behind that position, a retry or a late commit, is found from the beginning,
+which is looked at often, and always before going to sleep. While there is a backlog, every other claim starts somewhere
+in it: a heap of events of one kind or tenant does not keep all that came after it waiting.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from spectral.core.events.ports import ClaimAnswer, ClaimAsk
+    from spectral.core.events.routes import Line
+
+_SLACK: Final = timedelta(milliseconds=100)
+"""Publishers do not commit in the order of their clocks."""
+
+_BACKLOG: Final = timedelta(seconds=1)
+_WINDOW: Final = 1_000
+
+
+class Position:
+    """Of one line. `walks_on` says that the last claim saw only a part of what may be there."""
+
+    def __init__(self, line: Line, lines: tuple[Line, ...], random: Callable[[], float]) -> None:
+        alone = sum(each.context == line.context for each in lines) == 1
+        # Others' types are walked over; if all types of the context are the line's own, there is nothing to walk over.
+        self._window = None if alone else _WINDOW
+        self._random = random
+        self._at: datetime | None = None
+        self._oldest: datetime | None = None
+        self._now: datetime | None = None
+        self._turn = 0
+        self._leapt = False  # the last claim started somewhere in the backlog
+        self._widened = 1
+        self.walks_on = False
+
+    def next(self, *, from_the_beginning: bool, narrowed: bool) -> tuple[datetime | None, int | None]:
+        """Where the next claim starts, and how many rows it may look at; `narrowed`: it asks for some types only."""
+        window = _WINDOW if narrowed else self._window
+        window = None if window is None else window * self._widened
+        self._leapt = False
+        if from_the_beginning and not self.walks_on:
+            return None, window
+        if self.walks_on:
+            return self._at, window
+        self._turn += 1
+        self._leapt = bool(self._turn % 2) and self._has_backlog()
+        if self._leapt and self._oldest is not None and self._now is not None:
+            return self._oldest + self._random() * (self._now - self._oldest), window
+        return None if self._at is None else self._at - _SLACK, window
+
+    def _has_backlog(self) -> bool:
+        return self._oldest is not None and self._now is not None and self._now - self._oldest > _BACKLOG
+
+    def reached(self, ask: ClaimAsk, answer: ClaimAnswer) -> None:
+        """What came of it."""
+        full = len(answer.deliveries) >= ask.limit
+        self.walks_on = answer.reached is not None and not answer.deliveries
+        # More rows fell due in one instant than a claim may look at: look at more, or it would never get past them.
+        self._widened = self._widened * 4 if self.walks_on and answer.reached == ask.start else 1
+        if ask.start is None:
+            self._oldest = answer.deliveries[0].due_at if full else None
+        self._now = answer.now
+        if not self._leapt:
+            self._at = answer.reached or answer.now

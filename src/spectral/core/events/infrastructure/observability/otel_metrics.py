@@ -1,0 +1,140 @@
+"""OpenTelemetry, metrics: told to whatever meter provider the program has set, and to nobody while there is none."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry import metrics as otel
+
+from spectral.core.events import metrics
+from spectral.core.events.infrastructure.observability.measures import measure
+from spectral.core.events.metrics import METRICS, BoundedLabels, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+    from spectral.core.events.metrics import Metric, Sample
+    from spectral.core.events.probe import Note
+
+_SCOPE: Final = "spectral"
+_OPERATION: Final = "messaging.operation.name"
+
+# What the conventions require beside the labels. It never varies, so Prometheus is spared it.
+_CONSTANT: Final[dict[Metric, dict[str, str]]] = {
+    metrics.OPERATION_DURATION: {"messaging.system": "spectral"},
+    metrics.SENT_MESSAGES: {"messaging.system": "spectral", _OPERATION: "publish"},
+    metrics.CONSUMED_MESSAGES: {"messaging.system": "spectral", _OPERATION: "process"},
+    metrics.PROCESS_DURATION: {"messaging.system": "spectral", _OPERATION: "process"},
+}
+
+_READ: Final = frozenset(metric for metric in METRICS if metric.kind is Kind.GAUGE) | {
+    metrics.PROBE_DROPPED,
+    metrics.PROBE_FAILED,
+}
+"""Nobody is told of these: they are read when they are wanted."""
+
+_LOOK_EVERY: Final = 1.0
+_READ_ANEW_AFTER: Final = 1.0
+"""Seconds: one collection asks for every gauge, and all of them are read at once."""
+
+
+class OpenTelemetryMetrics:
+    """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does."""
+
+    def __init__(self) -> None:
+        self._provider: MeterProvider | None = None
+        self._instruments: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
+        self._bounded = BoundedLabels()
+        self._look_at = 0.0
+
+    def wants(self, note: Note) -> bool:  # noqa: ARG002  any, or none
+        """Whether somebody has set a meter provider by now, or a moment ago."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_EVERY
+            self._look()
+        return bool(self._instruments)
+
+    def tell(self, note: Note, at: float | None = None) -> None:  # noqa: ARG002  meters keep their own time
+        """Record it, if somebody has set a meter provider by now."""
+        self._look()
+        if not self._instruments:
+            return
+        for metric, labels, value in measure(note):
+            self._instruments[metric](value, _attributes(metric, self._bounded.of(metric, labels)))
+
+    def _look(self) -> None:
+        provider = otel.get_meter_provider()
+        if provider is not self._provider:
+            self._provider = provider
+            self._instruments = _instruments(provider) if _is_real(provider) else {}
+
+
+def observe(samples: Callable[[], Sequence[Sample]]) -> None:
+    """Give what is read, not told, to the meter provider, whenever it collects: gauges, and what the tools missed.
+
+    Call it once in a process. It may be called before there is a provider.
+    """
+    meter = otel.get_meter_provider().get_meter(_SCOPE)
+    read = _ReadAtOnce(samples)
+    for metric in METRICS:
+        if metric in _READ:
+            gauge = metric.kind is Kind.GAUGE
+            create = meter.create_observable_gauge if gauge else meter.create_observable_counter
+            create(metric.name, [read.of(metric)], metric.unit, metric.help)
+
+
+class _ReadAtOnce:
+    """Reads all samples once for a collection that asks for them metric by metric."""
+
+    def __init__(self, samples: Callable[[], Sequence[Sample]]) -> None:
+        self._samples = samples
+        self._lock = threading.Lock()
+        self._read: Sequence[Sample] = ()
+        self._read_at = float("-inf")
+
+    def of(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """What an instrument calls."""
+
+        def observations(_: CallbackOptions) -> Iterable[Observation]:
+            return [
+                otel.Observation(sample.value, _attributes(metric, sample.labels))
+                for sample in self._fresh()
+                if sample.metric is metric
+            ]
+
+        return observations
+
+    def _fresh(self) -> Sequence[Sample]:
+        with self._lock:
+            if time.monotonic() - self._read_at > _READ_ANEW_AFTER:
+                self._read = self._samples()
+                self._read_at = time.monotonic()
+            return self._read
+
+
+def _is_real(provider: MeterProvider) -> bool:
+    """Whether somebody has set it; what the API itself provides does nothing."""
+    return not type(provider).__module__.startswith("opentelemetry.metrics")
+
+
+def _instruments(provider: MeterProvider) -> dict[Metric, Callable[[float, dict[str, str]], None]]:
+    meter = provider.get_meter(_SCOPE)
+    return {metric: _instrument(meter, metric) for metric in METRICS if metric not in _READ}
+
+
+def _instrument(meter: Meter, metric: Metric) -> Callable[[float, dict[str, str]], None]:
+    if metric.kind is Kind.COUNTER:
+        return meter.create_counter(metric.name, metric.unit, metric.help).add
+    return meter.create_histogram(
+        metric.name, metric.unit, metric.help, explicit_bucket_boundaries_advisory=metric.buckets
+    ).record
+
+
+def _attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
+    """Its labels by name; one without a value is left out."""
+    said = {name: value for name, value in zip(metric.labels, labels, strict=True) if value}
+    return said | _CONSTANT.get(metric, {})

@@ -1,0 +1,236 @@
+"""Sentry: what goes to the DLQ is reported, if the program has set Sentry up; it is never imported from here.
+
+A report is made by hand, of names, counts and the error as it is kept: no stack, no variables, no payload, and nothing
+of what the program has told Sentry about itself elsewhere, such as a user or a request, for it is about an event that
+has nothing to do with them. Reports are few: one a minute for each kind of failure, thirty in all; what was held back
+is counted on the next. A breadcrumb is left for each.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from spectral.core.events.outcome import DeadLetter
+from spectral.core.events.probe import Finished, Reaped, Unhandled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from spectral.core.events.probe import Note
+    from spectral.core.events.settings import Identity
+
+Fingerprint: TypeAlias = tuple[str, str, str]
+
+MESSAGE: Final = "%s to %s has failed: %s"
+CATEGORY: Final = "spectral"
+MAX_REPORTS: Final = 30
+MAX_REMEMBERED: Final = 1_000
+_MINUTE: Final = 60.0
+_TRAIL: Final = 20
+_UNKNOWN: Final = "unknown"
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """An event that has gone to the DLQ. What a note does not say of it is none."""
+
+    event_id: str
+    last_error: str
+    event_type: str | None = None
+    source: str | None = None
+    target: str | None = None
+    handler_name: str | None = None
+    attempts: int | None = None
+    generation: int | None = None
+    traceparent: str | None = None
+
+    @property
+    def error_class(self) -> str:
+        """What `last_error` begins with."""
+        return self.last_error.partition(":")[0]
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """What counts as the same trouble."""
+        return ("spectral", self.event_type or _UNKNOWN, self.error_class)
+
+
+class SentryTool:
+    """Implements `Tool`.
+
+    clock: seconds, for the limits.
+    """
+
+    def __init__(
+        self, identity: Identity, worker: str | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._identity = identity
+        self._worker = worker
+        self._allowance = Allowance(clock)
+        self._trail: deque[dict[str, object]] = deque(maxlen=_TRAIL)
+
+    def wants(self, note: Note) -> bool:
+        """Whether an event is lost by it, which is seldom."""
+        return isinstance(note, Reaped | Unhandled) or (
+            isinstance(note, Finished) and isinstance(note.outcome, DeadLetter)
+        )
+
+    def tell(self, note: Note, at: float | None = None) -> None:
+        """Report it if an event is lost by it; raises what Sentry raises."""
+        losses = list(_losses(note))
+        sdk: Any = sys.modules.get("sentry_sdk") if losses else None
+        if sdk is None:
+            return
+        client = sdk.get_client()
+        if not client.is_active():
+            return
+        for loss in losses:
+            self._leave_breadcrumb(sdk, loss, time.time() if at is None else at)
+            allowed = self._allowance.take(loss.fingerprint)
+            if allowed is not None:
+                # The client and not the scope: that would add what it knows of whatever else the program does.
+                client.capture_event(self._report(loss, allowed))
+
+    def _leave_breadcrumb(self, sdk: Any, loss: Loss, at: float) -> None:  # noqa: ANN401  a module that is not imported
+        crumb = {"category": CATEGORY, "level": "error", "message": "dead letter", "data": _fields(loss)}
+        self._trail.append({"timestamp": at, "type": "default", **crumb})
+        sdk.add_breadcrumb(crumb)
+
+    def _report(self, loss: Loss, allowed: Allowed) -> dict[str, object]:
+        said = (loss.event_type or "an event", loss.target or _UNKNOWN, loss.error_class)
+        tags = {
+            "event_type": loss.event_type,
+            "source": loss.source,
+            "target": loss.target,
+            "handler_name": loss.handler_name,
+            "generation": str(self._identity.generation if loss.generation is None else loss.generation),
+            "service": self._identity.service,
+            "environment": self._identity.environment,
+        }
+        extra = {
+            "event_id": loss.event_id,
+            "last_error": loss.last_error,
+            "attempts": loss.attempts,
+            "worker": self._worker,
+            "suppressed": allowed.suppressed,
+            "suppressed_others": allowed.suppressed_others,
+        }
+        return {
+            "level": "error",
+            "logger": CATEGORY,
+            "logentry": {"message": MESSAGE, "params": list(said), "formatted": MESSAGE % said},
+            "fingerprint": list(loss.fingerprint),
+            "tags": _told(tags),
+            "extra": _told(extra),
+            "contexts": _trace(loss.traceparent),
+            "breadcrumbs": {"values": list(self._trail)},
+            # Present, so that `attach_stacktrace` adds no stack, and none of the variables on it.
+            "threads": {"values": []},
+        }
+
+
+def _losses(note: Note) -> Iterator[Loss]:
+    match note:
+        case Finished(outcome=DeadLetter(error)):
+            yield _failed(note, error)
+        case Reaped(status="failed"):
+            how = "let its lease run out" if note.reason == "expired" else "is gone"
+            yield Loss(
+                event_id=str(note.row_id),
+                last_error=f"WorkerLostError: worker {note.worker[:200]} {how}",
+                attempts=note.attempts,
+            )
+        case Unhandled():
+            for row_id, event_type in note.rows:
+                yield Loss(
+                    event_id=str(row_id),
+                    last_error=f"NoHandlerError: no handler of {note.context} is subscribed to {event_type}",
+                    event_type=event_type,
+                    target=note.context,
+                )
+        case _:
+            return
+
+
+def _failed(note: Finished, error: str) -> Loss:
+    delivery = note.delivery
+    _, _, rest = error.partition(": ")
+    named = rest.partition(":")[0]
+    return Loss(
+        event_id=str(delivery.event_id),
+        last_error=error,
+        event_type=delivery.event_type,
+        source=delivery.source,
+        target=delivery.target,
+        handler_name=named if named in note.handlers else ",".join(note.handlers) or None,
+        attempts=delivery.attempts,
+        generation=delivery.generation,
+        traceparent=note.traceparent or delivery.trace_context,
+    )
+
+
+def _fields(loss: Loss) -> dict[str, object]:
+    names = ("event_id", "event_type", "source", "target", "handler_name", "last_error", "attempts")
+    return _told({name: getattr(loss, name) for name in names})
+
+
+def _told(fields: dict[str, Any]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _trace(traceparent: str | None) -> dict[str, object]:
+    found = _TRACEPARENT.fullmatch(traceparent or "")
+    return {} if found is None else {"trace": {"trace_id": found[1], "span_id": found[2]}}
+
+
+# how many reports are made
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """A report may be made; so many were not: of the same trouble since its last one, and of troubles forgotten."""
+
+    suppressed: int
+    suppressed_others: int
+
+
+@dataclass(slots=True)
+class _Trouble:
+    reported_at: float | None = None
+    suppressed: int = 0
+
+
+@dataclass(slots=True)
+class Allowance:
+    """One report a minute of each trouble, thirty in all. A thousand troubles are remembered, the latest."""
+
+    clock: Callable[[], float]
+    _troubles: OrderedDict[Fingerprint, _Trouble] = field(default_factory=OrderedDict)
+    _reported: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPORTS))
+    _forgotten: int = 0
+
+    def take(self, fingerprint: Fingerprint) -> Allowed | None:
+        """Whether this may be reported now; none, and counted, if not."""
+        now = self.clock()
+        trouble = self._troubles.setdefault(fingerprint, _Trouble())
+        self._troubles.move_to_end(fingerprint)
+        if len(self._troubles) > MAX_REMEMBERED:
+            _, oldest = self._troubles.popitem(last=False)
+            self._forgotten += oldest.suppressed
+        recent = trouble.reported_at is not None and now - trouble.reported_at < _MINUTE
+        if recent or (len(self._reported) == MAX_REPORTS and now - self._reported[0] < _MINUTE):
+            trouble.suppressed += 1
+            return None
+        allowed = Allowed(trouble.suppressed, self._forgotten)
+        trouble.reported_at, trouble.suppressed, self._forgotten = now, 0, 0
+        self._reported.append(now)
+        return allowed
+
+    def __len__(self) -> int:
+        return len(self._troubles)

@@ -1,0 +1,33 @@
+"""What watches unless somebody says otherwise: the log, OpenTelemetry and Sentry, each only as far as it is set up.
+
+Nothing is configured here: a program that has a tracer provider, a meter provider, a Sentry client or a structlog
+configuration of its own is heard through it, and one that has none pays next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spectral.core.events.infrastructure.observability.logs import LogTool
+from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
+from spectral.core.events.infrastructure.observability.sentry import SentryTool
+from spectral.core.events.infrastructure.observability.spans import BatchSpans
+from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
+from spectral.core.events.infrastructure.observability.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from spectral.core.events.infrastructure.observability.watch import Counting, Tool
+    from spectral.core.events.settings import Identity
+
+
+def standard_watch(identity: Identity, worker: str | None = None, quick: Mapping[str, Counting] | None = None) -> Watch:
+    """The watch of a publisher, or of the worker of this name; `quick` tools only count in memory."""
+    slow: dict[str, Tool] = {
+        "logs": LogTool(identity, worker),
+        "sentry": SentryTool(identity, worker),
+        "otel_metrics": OpenTelemetryMetrics(),
+        "otel_spans": BatchSpans(identity, worker),
+    }
+    return Watch(slow, quick, OpenTelemetryTracer(identity, worker))

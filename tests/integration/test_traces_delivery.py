@@ -1,0 +1,209 @@
+"""The trace of an event, from whoever publishes it through its handlers to what they publish, as the SDK exports it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+
+from spectral.core.database import connect
+from spectral.core.events import Consumer, DatabaseSettings, EventEnvelope, PublishSettings, RetryPolicy, Transaction
+from spectral.core.events.bootstrap import publisher_for, publishing, worker
+from spectral.core.events.infrastructure.observability.spans import BatchSpans
+from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
+from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.settings import Identity
+from spectral.core.operations.replay import replay
+from tests.integration.delivery.platform_worker import COMPLETED, DEADLINE, SETTINGS, STARTED, Bench, open_bench
+
+TWICE = RetryPolicy(max_retries=1, base=timedelta(0), cap=timedelta(0))
+
+
+class Traced:
+    """A publisher and a worker that are watched by one tracer, and what it has exported."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.own = self.provider.get_tracer("tests")
+        identity = Identity(generation=1)
+        spans = {"otel_spans": BatchSpans(identity, "worker-1", self.provider)}
+        self.watch = Watch(spans, None, OpenTelemetryTracer(identity, "worker-1", self.provider))
+
+    async def publish(self, event_type: str = COMPLETED, **payload: object) -> UUID:
+        """Publish from inside a span of the program's own, called `request`."""
+        envelope = EventEnvelope(event_type=event_type, source="worlds", target="platform", payload=payload)
+        shared = publishing(PublishSettings(generation=1), probe=self.watch)
+        with self.own.start_as_current_span("request"):
+            async with self.bench.connection.transaction():
+                await publisher_for(self.bench.connection, shared).publish(envelope)
+        return envelope.event_id
+
+    async def drain(self, consumer: Consumer) -> None:
+        """Run a worker until nothing is left to do."""
+        database = DatabaseSettings(dsn=self.bench.dsn)
+        async with asyncio.timeout(DEADLINE):
+            await worker(consumer, settings=SETTINGS, database=database, probe=self.watch).run(until="drained")
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        """The spans of this name, as they began."""
+        self.watch.flush(DEADLINE)
+        found = [span for span in self.exporter.get_finished_spans() if span.name == name]
+        return sorted(found, key=lambda span: span.start_time or 0)
+
+    def span(self, name: str) -> ReadableSpan:
+        """The only span of this name."""
+        (found,) = self.spans(name)
+        return found
+
+
+@pytest.fixture
+async def traced(database: str) -> AsyncIterator[Traced]:
+    async with open_bench(database) as bench:
+        yield Traced(bench)
+
+
+def context_of(span: ReadableSpan) -> SpanContext:
+    context = span.get_span_context()
+    assert context is not None
+    return context
+
+
+def ids_of(context: SpanContext | None) -> tuple[int, int] | None:
+    return None if context is None else (context.trace_id, context.span_id)
+
+
+def is_child_of(span: ReadableSpan, parent: ReadableSpan) -> bool:
+    return ids_of(span.parent) == ids_of(context_of(parent))
+
+
+def is_linked_only_to(span: ReadableSpan, other: ReadableSpan) -> bool:
+    return [ids_of(link.context) for link in span.links] == [ids_of(context_of(other))]
+
+
+def failing(reason: Callable[[], BaseException]) -> Consumer:
+    """Platform, whose only handler fails; it is retried once, at once."""
+    consumer = Consumer("platform", retry=TWICE)
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope) -> None:
+        del event
+        raise reason()
+
+    return consumer
+
+
+async def test_a_publish_is_part_of_the_callers_trace_and_its_span_is_on_the_row(traced: Traced) -> None:
+    event_id = await traced.publish()
+    span = traced.span(f"publish {COMPLETED}")
+    assert is_child_of(span, traced.span("request"))
+    assert span.kind is SpanKind.PRODUCER
+    assert (span.attributes or {})["messaging.message.id"] == str(event_id)
+    context = context_of(span)
+    on_the_row = await traced.bench.value("select trace_context from core.outbox where id = %s", event_id)
+    assert on_the_row == f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+async def test_a_handler_and_all_it_does_belong_to_the_trace_of_its_event(traced: Traced) -> None:
+    consumer = Consumer("platform", retry=TWICE)
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope, tx: Transaction) -> None:
+        del event
+        with traced.own.start_as_current_span("inside"):
+            await tx.execute("select 1")
+        await tx.publish(EventEnvelope(event_type=STARTED, source="platform", target="platform", payload={}))
+
+    @consumer.on(STARTED)
+    async def begun(event: EventEnvelope) -> None:
+        del event
+        with traced.own.start_as_current_span("further"):
+            await asyncio.sleep(0)
+
+    await traced.publish()
+    await traced.drain(consumer)
+    published, handled = traced.span(f"publish {COMPLETED}"), traced.span(f"process {COMPLETED}")
+    published_then, handled_then = traced.span(f"publish {STARTED}"), traced.span(f"process {STARTED}")
+    for span, parent in (
+        (handled, published),
+        (traced.span("inside"), handled),
+        (published_then, handled),
+        (handled_then, published_then),
+        (traced.span("further"), handled_then),
+    ):
+        assert is_child_of(span, parent), f"{span.name} is not a child of {parent.name}"
+    assert is_linked_only_to(handled, published)
+    assert is_linked_only_to(handled_then, published_then)
+    assert len({context_of(span).trace_id for span in (traced.span("request"), handled_then)}) == 1
+    assert handled.kind is SpanKind.CONSUMER
+    assert (handled.attributes or {})["spectral.outcome"] == "ok"
+
+
+async def test_a_retry_is_a_trace_of_its_own_that_is_linked_to_the_publish(traced: Traced) -> None:
+    await traced.publish()
+    await traced.drain(failing(lambda: RuntimeError("not today")))
+    published = traced.span(f"publish {COMPLETED}")
+    first, second = traced.spans(f"process {COMPLETED}")
+    assert is_child_of(first, published)
+    assert second.parent is None
+    assert context_of(second).trace_id != context_of(published).trace_id
+    for attempt, span in enumerate((first, second), start=1):
+        attributes = span.attributes or {}
+        assert is_linked_only_to(span, published)
+        assert (attributes["spectral.attempt"], attributes["spectral.outcome"]) == (attempt, "failed")
+        assert (attributes["error.type"], span.status.status_code) == ("RuntimeError", StatusCode.ERROR)
+        assert "not today" in (span.status.description or "")
+
+
+async def test_a_replay_is_a_trace_of_its_own_that_is_linked_to_the_publish(traced: Traced) -> None:
+    consumer = failing(lambda: RuntimeError("not today"))
+    event_id = await traced.publish()
+    await traced.drain(consumer)
+    async with connect(traced.bench.dsn, "test") as operator:
+        await replay(operator, [event_id], by="ada", reason="fixed")
+    await traced.drain(consumer)
+    published, spans = traced.span(f"publish {COMPLETED}"), traced.spans(f"process {COMPLETED}")
+    assert [(span.attributes or {})["spectral.attempt"] for span in spans] == [1, 2, 1, 2]
+    assert [span.parent is None for span in spans] == [False, True, True, True]
+    assert all(is_linked_only_to(span, published) for span in spans)
+    assert len({context_of(span).trace_id for span in spans}) == 4
+
+
+async def test_what_an_event_holds_and_what_the_server_tells_of_values_is_in_no_span(traced: Traced) -> None:
+    consumer = Consumer("platform", retry=TWICE)
+    await traced.bench.execute("create table public.once (value text unique)")
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope, tx: Transaction) -> None:
+        for _ in range(2):  # the server's detail says which value is there already
+            await tx.execute("insert into public.once values (%s)", [event.payload["secret"]])
+
+    await traced.publish(secret="canary")
+    await traced.drain(consumer)
+    first, *_ = traced.spans(f"process {COMPLETED}")
+    assert (first.attributes or {})["error.type"] == "UniqueViolation"
+    assert "canary" not in "".join(span.to_json() for span in traced.exporter.get_finished_spans())
+
+
+async def test_claims_and_settlements_are_traces_of_their_own(traced: Traced) -> None:
+    consumer = Consumer("platform", retry=TWICE)
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope) -> None:
+        del event
+
+    await traced.publish()
+    with traced.own.start_as_current_span("program"):  # the worker's tasks are begun in it
+        await traced.drain(consumer)
+    for span in (traced.span("claim platform"), traced.span("settle")):
+        assert (span.parent, (span.attributes or {})["messaging.batch.message_count"]) == (None, 1)
+    assert is_child_of(traced.span(f"process {COMPLETED}"), traced.span(f"publish {COMPLETED}"))

@@ -1,0 +1,163 @@
+"""The worker process's own configuration of its log: JSON for machines, readable lines for people, nothing to obey."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+import structlog
+
+from spectral.core.events import ConfigurationError, probe
+from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
+from spectral.core.events.outcome import Handled
+from spectral_workers.logs import LEVELS, configure_logs, json_logger
+from tests.unit.log_notes import NOTES, WHO, Line, delivery, finished, unconfigured_structlog
+
+CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]
+ORDERS = "a\nb\x1b[2J\x9b\x7f\x00\u2028\u2029\r"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Iterator[None]:
+    with unconfigured_structlog():
+        yield
+
+
+def configured(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, level: str = "") -> io.StringIO:
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logs(WHO, {"SPECTRAL_LOG_LEVEL": level})
+    return stream
+
+
+def documents(stream: io.StringIO) -> list[Line]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_every_line_begins_with_the_seven_canonical_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, io.StringIO(), "debug")
+    for note, _, _ in NOTES:
+        LogTool(WHO, "me").tell(note)
+    structlog.get_logger("spectral.worker").info("of the process itself", more=1)
+    handler_logger(delivery(), "worlds.index").info("of a handler", more=1)
+    lines = documents(stream)
+    assert len(lines) == len(NOTES) + 2
+    for line in lines:
+        assert list(line)[:7] == CANONICAL
+        assert datetime.fromisoformat(line["timestamp"]).tzinfo == UTC
+        assert (line["service"], line["environment"]) == ("shop", "test")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_level_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    stream = configured(monkeypatch, io.StringIO(), f" {level.upper()} ")
+    for each in LEVELS:
+        getattr(structlog.get_logger(), each)("said")
+    assert [line["level"] for line in documents(stream)] == list(LEVELS)[list(LEVELS).index(level) :]
+
+
+def test_a_level_that_there_is_not_names_those_there_are() -> None:
+    structlog.configure(processors=[])  # it is said even to whom it would not matter
+    with pytest.raises(ConfigurationError, match=r"'loud'; set it to one of debug, info, warning, error$"):
+        configure_logs(WHO, {"SPECTRAL_LOG_LEVEL": "loud"})
+
+
+def test_whatever_gives_orders_is_escaped_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, io.StringIO())
+    structlog.get_logger().info(f"said{ORDERS}", text=ORDERS, listed=[ORDERS], **{ORDERS: 1})
+    (line,) = stream.getvalue().splitlines()
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["text"] == ORDERS
+
+
+def test_whatever_gives_orders_is_escaped_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    structlog.get_logger().info(f"said{ORDERS}", text=ORDERS, listed=[ORDERS], **{ORDERS: 1})
+    try:
+        raise ValueError(ORDERS)  # noqa: TRY301  it is the traceback that is looked at
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    shown = stream.getvalue()
+    for order in ("\x1b[2J", "\x9b", "\x7f", "\x00", "\u2028", "\u2029", "\r", "a\nb"):
+        assert order not in shown
+    assert shown.count("a\\nb\\x1b[2J\\x9b\\x7f\\x00\\u2028\\u2029\\r") >= 3
+    assert "\n    ValueError: a b" in shown
+
+
+def test_what_json_cannot_say_is_said_as_well_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unspeakable:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    stream = configured(monkeypatch, io.StringIO())
+    circle: list[object] = []
+    circle.append(circle)
+    log = structlog.get_logger()
+    log.info("said", number=float("nan"), keyed={(1, 2): 3}, n=1)
+    log.info("said", circle=circle, thing={2}, n=1)
+    log.info("said", odd={(1,): Unspeakable()}, n=1)
+    first, second, third = documents(stream)
+    assert (first["number"], first["keyed"], first["n"]) == ("nan", "{(1, 2): 3}", 1)
+    assert (second["circle"], second["thing"]) == ("[[...]]", "{2}")
+    assert (third["odd"], third["n"]) == ("<dict>", 1)
+
+
+def test_an_exception_says_where_and_what_but_nothing_it_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, io.StringIO())
+
+    def query() -> None:
+        hidden = "canary in a variable"
+        raise psycopg.errors.UniqueViolation(f"duplicate key\nDETAIL:  Key (x)=({hidden[:6]}) exists")
+
+    def handle() -> None:
+        try:
+            query()
+        except psycopg.Error as error:
+            raise ValueError("password=canary") from error
+
+    try:
+        handle()
+    except ValueError as error:
+        structlog.get_logger().exception("failed")
+        structlog.get_logger().error("failed", exc_info=error)
+        structlog.get_logger().error("failed", exc_info=(type(error), error, error.__traceback__))
+    structlog.get_logger().error("nothing is wrong", exc_info=True)
+    *failed, fine = documents(stream)
+    assert "canary" not in stream.getvalue()
+    assert "exception" not in fine
+    told = failed[0]["exception"]
+    assert [line["exception"] for line in failed] == [told] * 3
+    assert "in query\nUniqueViolation: duplicate key" in told
+    assert "\nwhich led to:\n" in told
+    assert told.endswith("in handle\nValueError: password=***")
+
+
+def test_a_logger_of_its_own_leaves_the_program_s_log_alone() -> None:
+    stream = io.StringIO()
+    LogTool(WHO, logger=json_logger(WHO, stream)).tell(probe.Replayed([delivery().event_id], 4, "ada", "it's fixed"))
+    assert not structlog.is_configured()
+    (line,) = documents(stream)
+    assert list(line)[:7] == CANONICAL
+    assert (line["event"], line["generation"], line["reason"]) == ("replayed", 4, "it's fixed")
+
+
+def test_the_time_goes_on_within_a_second_and_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, io.StringIO())
+    seconds = 1_700_000_000
+    for moment in (seconds, seconds + 0.75, seconds + 1.5):
+        LogTool(WHO, "me").tell(finished(Handled()), moment)
+    assert [line["timestamp"] for line in documents(stream)] == [
+        "2023-11-14T22:13:20.000000Z",
+        "2023-11-14T22:13:20.750000Z",
+        "2023-11-14T22:13:21.500000Z",
+    ]

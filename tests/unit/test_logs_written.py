@@ -1,0 +1,163 @@
+"""Log lines: where they go. To the project's own structlog, else to the standard library's logging, else nowhere."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+import structlog
+
+from spectral.core.events import probe
+from spectral.core.events.infrastructure.observability import logs
+from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
+from spectral.core.events.outcome import Handled
+from tests.unit.log_notes import (
+    NOTES,
+    OTHER_TRACE,
+    ROW,
+    WHO,
+    Line,
+    delivery,
+    envelope,
+    finished,
+    kept_lines,
+    published,
+    ran,
+    told,
+    traceparent,
+    unconfigured_structlog,
+)
+
+
+@pytest.fixture
+def unconfigured() -> Iterator[None]:
+    with unconfigured_structlog():
+        yield
+
+
+@pytest.fixture
+def lines() -> Iterator[list[Line]]:
+    with kept_lines() as kept:
+        yield kept
+
+
+# a project's own structlog
+
+
+def test_what_a_project_keeps_in_its_context_is_on_the_lines(lines: list[Line]) -> None:
+    kept = structlog.get_config()["processors"]
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, *kept])
+    with structlog.contextvars.bound_contextvars(request="r1"):
+        (line,) = told(lines, finished(Handled()))
+    assert line["request"] == "r1"
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_level_that_nobody_wants_is_asked_first_and_costs_no_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    monkeypatch.setattr(logs, "_of", lambda *_: pytest.fail("the fields were made"))
+    for note in (finished(Handled()), ran(), published(envelope()), probe.Claimed("worlds", 1, 0.1, deaf=False)):
+        LogTool(WHO, "me").tell(note)
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_log_that_cannot_be_written_is_the_outlet_s_to_count_and_never_the_handler_s() -> None:
+    def broken(*_: object) -> str:
+        raise BrokenPipeError
+
+    structlog.configure(processors=[broken])
+    with pytest.raises(BrokenPipeError):
+        LogTool(WHO, "me").tell(finished(Handled()))
+    log: Any = handler_logger(delivery(), "worlds.index")
+    for level in ("debug", "info", "warning", "error", "exception", "critical"):
+        getattr(log, level)("said")
+
+
+def test_a_handler_s_lines_name_its_event_and_its_trace(lines: list[Line]) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index", traceparent(OTHER_TRACE), WHO)
+    log.bind(more=1).warning("slow", seconds=3)
+    (line,) = lines
+    assert (line["level"], line["event"], line["seconds"], line["more"]) == ("warning", "slow", 3, 1)
+    assert (line["service"], line["environment"], line["generation"]) == ("shop", "test", 3)
+    assert (line["event_id"], line["handler_name"], line["trace_id"]) == (str(ROW), "worlds.index", OTHER_TRACE)
+
+
+def test_a_handler_s_logger_can_do_what_the_project_s_own_can(lines: list[Line]) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    log.info("%d of %s", 3, "them")
+    log.new(only="this").info("anew")
+    assert [line["event"] for line in lines] == ["3 of them", "anew"]
+    assert log.try_unbind("target") is not None
+
+
+# without structlog
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_without_structlog_the_line_goes_to_the_standard_library(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "spectral"):
+        for note, _, _ in NOTES:
+            LogTool(WHO, "me").tell(note)
+    assert [(each.levelname.lower(), each.msg.removesuffix(" %s")) for each in caplog.records] == [
+        (level, message) for _, level, message in NOTES
+    ]
+    assert {each.name for each in caplog.records} == {"spectral.publish", "spectral.worker", "spectral.operator"}
+    handled: Any = next(each for each in caplog.records if each.msg == "handled %s")
+    assert handled.spectral["event_id"] == str(ROW)
+    assert f"handled service=shop environment=test generation=3 trace_id={OTHER_TRACE}" in handled.getMessage()
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_control_characters_are_escaped_and_a_percent_sign_is_only_that(caplog: pytest.LogCaptureFixture) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    with caplog.at_level(logging.INFO, "spectral"):
+        log.info("100 %\x1b[2J\n", text="a b\x9b\u2028\x7f", listed=["\x1b"], odd={1: float("nan")}, thing={2})
+        log.info("%d of %s", 3, "them")
+        log.bind(more=1).info("bound")
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert first.isascii()
+    assert first.isprintable()
+    assert first.startswith("100 %\\u001b[2J\\n generation=3 ")
+    assert 'text="a b\\u009b\\u2028\\u007f" listed=["\\u001b"]' in first
+    assert second.startswith("3 of them ")
+    assert third.endswith(" more=1")
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_handler_s_exception_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    try:
+        UUID("no")
+    except ValueError:
+        log.exception("failed")
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ValueError
+    assert (record.module, record.funcName) == ("test_logs_written", "test_a_handler_s_exception_has_its_traceback")
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_what_only_structlog_has_is_missing_without_it() -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    with pytest.raises(AttributeError, match="try_unbind"):
+        log.try_unbind("target")
+
+
+def test_a_program_that_configured_nothing_hears_nothing() -> None:
+    script = """
+from uuid import UUID
+from spectral.core.events import probe
+from spectral.core.events.infrastructure.observability.logs import LogTool
+from spectral.core.events.settings import Identity
+tool = LogTool(Identity(generation=1))
+tool.tell(probe.Stopped())
+tool.tell(probe.Crashed("X: no"))
+tool.tell(probe.Reaped(UUID(int=1), "failed", "lost", "other", 5))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -1,0 +1,194 @@
+"""Reports to Sentry: what they say, and what they never say. With the real SDK and no network."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sentry_sdk
+
+from spectral.core.events.outcome import AlreadyHandled, Handled, Released, Retry
+from spectral.core.events.probe import Reaped, Stopped, Unhandled
+from tests.unit.sentry_stage import (
+    CANARY,
+    DELIVERY,
+    ERROR,
+    EVENT_ID,
+    ROW_SPAN_ID,
+    SPAN_ID,
+    TRACE_ID,
+    finished,
+    only,
+    sentry,
+    tool,
+)
+
+# what is said
+
+
+def test_a_dead_letter_is_reported_with_who_what_and_why() -> None:
+    with sentry() as kept:
+        tool().tell(finished())
+    event = only(kept)
+    assert event["level"] == "error"
+    assert event["fingerprint"] == ["spectral", "worlds.scan.completed", "ValueError"]
+    assert event["logentry"] == {
+        "message": "%s to %s has failed: %s",
+        "params": ["worlds.scan.completed", "platform", "ValueError"],
+        "formatted": "worlds.scan.completed to platform has failed: ValueError",
+    }
+    assert event["tags"] == {
+        "event_type": "worlds.scan.completed",
+        "source": "worlds",
+        "target": "platform",
+        "handler_name": "platform.project",
+        "generation": "3",
+        "service": "shop",
+        "environment": "staging",
+    }
+    assert event["extra"] == {
+        "event_id": str(EVENT_ID),
+        "last_error": ERROR,
+        "attempts": 6,
+        "worker": "worker-1",
+        "suppressed": 0,
+        "suppressed_others": 0,
+    }
+
+
+def test_the_report_is_linked_to_the_trace_of_the_handler() -> None:
+    with sentry() as kept:
+        tool().tell(finished())
+    assert only(kept)["contexts"]["trace"] == {"trace_id": TRACE_ID, "span_id": SPAN_ID}
+
+
+@pytest.mark.parametrize(
+    ("stored", "trace"),
+    [(DELIVERY.trace_context, {"trace_id": TRACE_ID, "span_id": ROW_SPAN_ID}), (None, None), ("nonsense", None)],
+)
+def test_without_a_span_it_is_linked_to_the_trace_of_the_row(stored: str | None, trace: object) -> None:
+    with sentry() as kept:
+        tool().tell(replace(finished(trace_context=stored), traceparent=None))
+    assert only(kept)["contexts"].get("trace") == trace
+
+
+def test_a_row_whose_workers_were_lost_is_reported() -> None:
+    with sentry() as kept:
+        tool().tell(Reaped(EVENT_ID, "failed", "gone", "worker-2", 6))
+    event = only(kept)
+    assert event["fingerprint"] == ["spectral", "unknown", "WorkerLostError"]
+    assert event["extra"]["last_error"] == "WorkerLostError: worker worker-2 is gone"
+    assert (event["extra"]["event_id"], event["extra"]["attempts"]) == (str(EVENT_ID), 6)
+    assert event["tags"]["generation"] == "4"
+
+
+def test_rows_that_nobody_handles_are_reported() -> None:
+    with sentry() as kept:
+        tool().tell(Unhandled("platform", [(EVENT_ID, "worlds.scan.started"), (EVENT_ID, "worlds.scan.failed")]))
+    kinds = [event["fingerprint"] for event in kept.events]
+    types = ("worlds.scan.started", "worlds.scan.failed")
+    assert kinds == [["spectral", event_type, "NoHandlerError"] for event_type in types]
+    assert {event["tags"]["target"] for event in kept.events} == {"platform"}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        *(finished(each) for each in (Handled(), AlreadyHandled(), Retry(ERROR, timedelta(0)), Released())),
+        Reaped(EVENT_ID, "pending", "gone", "worker-2", 1),
+        Stopped(),
+    ],
+    ids=str,
+)
+def test_what_is_no_dead_letter_is_not_reported(note: Any) -> None:  # noqa: ANN401  a note
+    with sentry() as kept:
+        tool().tell(note)
+        sentry_sdk.capture_message("the end")
+    assert "breadcrumbs" not in only(kept) or not only(kept)["breadcrumbs"]["values"]
+
+
+def test_a_breadcrumb_is_left_for_whatever_the_program_reports_next() -> None:
+    with sentry() as kept:
+        tool().tell(finished())
+        sentry_sdk.capture_message("the end")
+    (crumb,) = kept.events[-1]["breadcrumbs"]["values"]
+    assert (crumb["category"], crumb["level"], crumb["message"]) == ("spectral", "error", "dead letter")
+    assert crumb["data"] == {
+        "event_id": str(EVENT_ID),
+        "event_type": "worlds.scan.completed",
+        "source": "worlds",
+        "target": "platform",
+        "handler_name": "platform.project",
+        "last_error": ERROR,
+        "attempts": 6,
+    }
+
+
+# what is never said
+
+
+def test_neither_payload_nor_variables_nor_stack_are_reported_whatever_the_program_has_set() -> None:
+    options = {
+        "default_integrations": True,
+        "auto_enabling_integrations": False,
+        "include_local_variables": True,
+        "include_source_context": True,
+        "attach_stacktrace": True,
+    }
+    on_the_stack = CANARY
+    with sentry(**options) as kept:
+        tool().tell(finished(idempotency_key=on_the_stack))
+    assert CANARY not in "".join(kept.texts)
+    event = only(kept)
+    assert "exception" not in event
+    assert not event["threads"]["values"]
+    assert "sys.argv" not in event["extra"]
+
+
+def test_what_the_program_has_told_sentry_about_something_else_is_not_added() -> None:
+    with sentry() as kept:
+        sentry_sdk.set_user({"id": CANARY})
+        sentry_sdk.set_tag("of", CANARY)
+        sentry_sdk.set_context("request", {"body": CANARY})
+        sentry_sdk.add_breadcrumb(message=CANARY)
+        with sentry_sdk.new_scope() as scope:
+            scope.set_extra("cookie", CANARY)
+            scope.add_attachment(bytes=CANARY.encode(), filename="x")
+            tool().tell(finished())
+    assert CANARY not in "".join(kept.texts)
+
+
+def test_what_the_program_wants_scrubbed_it_may_scrub() -> None:
+    def before_send(event: Any, _hint: Any) -> Any:  # noqa: ANN401  the SDK's own types
+        event["tags"].pop("source")
+        return event
+
+    with sentry(before_send=before_send) as kept:
+        tool().tell(finished())
+    assert "source" not in only(kept)["tags"]
+
+
+# without Sentry
+
+
+def test_a_program_without_the_sdk_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sentry_sdk")
+    tool().tell(finished())
+    assert "sentry_sdk" not in sys.modules
+
+
+def test_a_program_that_has_not_set_it_up_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Uninitialised(ModuleType):
+        get_client = staticmethod(sentry_sdk.get_client)
+
+        @staticmethod
+        def add_breadcrumb(_crumb: object) -> None:
+            raise AssertionError("nobody wants it")
+
+    assert not sentry_sdk.is_initialized()
+    monkeypatch.setitem(sys.modules, "sentry_sdk", Uninitialised("sentry_sdk"))
+    tool().tell(finished())
