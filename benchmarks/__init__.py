@@ -1,1 +1,1 @@
-"""Speed, as ratios within one run: `make bench`."""
+"""Speed, as ratios within one run: `make bench`, `make bench-quick`. Start reading in `__main__`."""

@@ -1,5 +1,5 @@
-"""Who takes part: each a program with `setup`, `work` and `publish`, so that everybody runs in processes of their own.
+"""Who takes part: each a program of its own, so that everybody runs in processes and in an environment of their own.
 
-They print one line for each event, its number and the machine's monotonic clock: `publish` when its commit returned,
-`work` when its handler was called. A peer runs in an environment of its own, with nothing of ours in it.
+All of them understand the same few commands (`stage`), do the same work in their handlers and publish the same payload.
+A peer's environment has nothing of ours in it, so this package and `stage` need the standard library only.
 """

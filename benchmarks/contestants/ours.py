@@ -1,71 +1,108 @@
-"""Spectral at its defaults."""
+"""Spectral: at its defaults a `spectral worker` process, with its log going where nobody reads it.
+
+Beside `default` there are two settings for comparison: `quiet` (nobody is told anything, so nothing is logged) and
+`processes` (two worker processes). Publishing is that of a program with psycopg and no uvloop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 import psycopg
-from pydantic import BaseModel
 
-from spectral.core.events import Consumer, DatabaseSettings, EventEnvelope, PublishSettings, WorkerSettings
+from benchmarks.contestants import ours_handlers, stage
+from spectral.core.events import DatabaseSettings, EventEnvelope, PublishSettings, WorkerSettings
 from spectral.core.events.bootstrap import publisher_for, publishing, worker
+from spectral.core.events.probe import NoteTaker
+from spectral.core.events.settings import Identity
 from spectral.core.migrations import up
+from spectral_workers.logs import configure_logs
 
-platform = Consumer("platform")
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
 
-
-class Numbered(BaseModel):
-    """What is sent."""
-
-    number: int
-
-
-class Silence:
-    """Nobody is told: the others log nothing either."""
-
-    def tell(self, note: object) -> None:
-        """Nothing."""
+GENERATION: Final = 1
+_PROGRAM: Final = "from spectral_ops.cli import main; main()"
 
 
-@platform.on("worlds.scan.completed")
-async def note(event: Numbered) -> None:
-    """Say when it came."""
-    print(event.number, time.monotonic_ns(), flush=True)  # noqa: T201  what a contestant is for
+class Ours:
+    """Implements `stage.Program`."""
+
+    async def setup(self, dsn: str) -> None:
+        """Apply the migrations."""
+        await asyncio.to_thread(up, dsn)
+
+    async def work(self, order: stage.Order) -> None:
+        """Become a worker process, or be one that tells nobody."""
+        if order.settings == "quiet":
+            await worker(
+                ours_handlers.CONSUMERS[order.kind],
+                settings=WorkerSettings(generation=GENERATION),
+                database=DatabaseSettings(dsn=order.dsn),
+                probe=NoteTaker(),  # who is not told how takes no notes
+            ).run()
+            return
+        _become_worker(order)
+
+    @asynccontextmanager
+    async def publishers(self, order: stage.Order, connections: int) -> AsyncIterator[Sequence[stage.Publish]]:
+        """`publish` in a transaction."""
+        shared = publishing(PublishSettings(generation=GENERATION))
+
+        def on(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> stage.Publish:
+            publisher = publisher_for(connection, shared)
+
+            async def publish(number: int) -> None:
+                async with connection.transaction():
+                    await publisher.publish(_event(order.kind, number))
+
+            return publish
+
+        async with AsyncExitStack() as stack:
+            opened = [await _connect(order.dsn) for _ in range(connections)]
+            for connection in opened:
+                await stack.enter_async_context(connection)
+            yield [on(connection) for connection in opened]
+
+    @asynccontextmanager
+    async def bulk(self, order: stage.Order) -> AsyncIterator[stage.PublishMany]:
+        """`publish_many`, the making of the envelopes included."""
+        shared = publishing(PublishSettings(generation=GENERATION))
+        async with await _connect(order.dsn) as connection:
+            publisher = publisher_for(connection, shared)
+
+            async def publish(numbers: range) -> None:
+                async with connection.transaction():
+                    await publisher.publish_many([_event(order.kind, number) for number in numbers])
+
+            yield publish
 
 
-async def work(dsn: str) -> None:
-    """Deliver until killed."""
-    await worker(
-        platform, settings=WorkerSettings(generation=1), database=DatabaseSettings(dsn=dsn), probe=Silence()
-    ).run()
+async def _connect(dsn: str) -> psycopg.AsyncConnection[tuple[object, ...]]:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True)
 
 
-async def publish(dsn: str, count: int, pause: float) -> None:
-    """Publish one by one, each in a transaction."""
-    shared = publishing(PublishSettings(generation=1))
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        publisher = publisher_for(connection, shared)
-        for number in range(count):
-            async with connection.transaction():
-                await publisher.publish(
-                    EventEnvelope(
-                        event_type="worlds.scan.completed",
-                        source="worlds",
-                        target="platform",
-                        payload={"number": number},
-                    )
-                )
-            print(number, time.monotonic_ns(), flush=True)  # noqa: T201  as above
-            await asyncio.sleep(pause)
+def _event(kind: str, number: int) -> EventEnvelope:
+    return EventEnvelope(
+        event_type=ours_handlers.event_type(kind), source="worlds", target="platform", payload={"number": number}
+    )
+
+
+def _become_worker(order: stage.Order) -> None:
+    variables = {
+        **os.environ,  # noqa: TID251  the top of a program
+        "SPECTRAL_DATABASE_URL": order.dsn,
+        "SPECTRAL_GENERATION": str(GENERATION),
+    }
+    options = ["--processes", "2"] if order.settings == "processes" else []
+    app = f"{ours_handlers.__name__}:{order.kind}"
+    os.execve(sys.executable, [sys.executable, "-c", _PROGRAM, "worker", *options, app], variables)  # noqa: S606  us
 
 
 if __name__ == "__main__":
-    what, dsn, *rest = sys.argv[1:]
-    if what == "setup":
-        up(dsn)
-    elif what == "work":
-        asyncio.run(work(dsn))
-    else:
-        asyncio.run(publish(dsn, int(rest[0]), float(rest[1])))
+    configure_logs(Identity(generation=GENERATION), os.environ)  # noqa: TID251  the top of a program
+    stage.main(Ours(), uvloop=False)

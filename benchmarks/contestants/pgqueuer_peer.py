@@ -1,46 +1,80 @@
-"""PgQueuer at its defaults."""
+"""PgQueuer. Best: a pool, batches of 1,000 and uvloop, which its own command line uses when it is installed."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 import asyncpg
 from pgqueuer import AsyncpgDriver, Job, PgQueuer, Queries
 
+from benchmarks.contestants import stage
 
-async def setup(dsn: str) -> None:
-    """Create its schema."""
-    connection = await asyncpg.connect(dsn)
-    await Queries(AsyncpgDriver(connection)).install()
-    await connection.close()
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
 
-
-async def work(dsn: str) -> None:
-    """Deliver until killed."""
-    pgq = PgQueuer.from_asyncpg_connection(await asyncpg.connect(dsn))
-
-    @pgq.entrypoint("note")
-    async def note(job: Job) -> None:
-        print(int(job.payload or b"0"), time.monotonic_ns(), flush=True)  # noqa: T201  what a contestant is for
-
-    await pgq.run()
+BATCH: Final = 1_000
 
 
-async def publish(dsn: str, count: int, pause: float) -> None:
-    """Enqueue one by one."""
-    connection = await asyncpg.connect(dsn)
-    queries = Queries(AsyncpgDriver(connection))
-    for number in range(count):
-        await queries.enqueue("note", str(number).encode())
-        print(number, time.monotonic_ns(), flush=True)  # noqa: T201  as above
-        await asyncio.sleep(pause)
-    await connection.close()
+class Peer:
+    """Implements `stage.Program`."""
+
+    async def setup(self, dsn: str) -> None:
+        """Create its schema."""
+        connection = await asyncpg.connect(dsn)
+        await Queries(AsyncpgDriver(connection)).install()
+        await connection.close()
+
+    async def work(self, order: stage.Order) -> None:
+        """Deliver until killed."""
+        pool = await asyncpg.create_pool(order.dsn)
+        if order.best:
+            pgq = PgQueuer.from_asyncpg_pool(pool)
+        else:
+            pgq = PgQueuer.from_asyncpg_connection(await asyncpg.connect(order.dsn))
+
+        async def upsert(number: int) -> None:
+            await pool.execute(stage.UPSERT_DOLLAR, number)
+
+        @pgq.entrypoint(order.kind)
+        async def run(job: Job) -> None:
+            await stage.handle(order.kind, int(job.payload or b"0"), upsert)
+
+        await (pgq.run(batch_size=BATCH) if order.best else pgq.run())
+
+    @asynccontextmanager
+    async def publishers(self, order: stage.Order, connections: int) -> AsyncIterator[Sequence[stage.Publish]]:
+        """`enqueue` in a transaction of the connection's."""
+
+        def on(connection: asyncpg.Connection) -> stage.Publish:
+            queries = Queries(AsyncpgDriver(connection))
+
+            async def publish(number: int) -> None:
+                async with connection.transaction():
+                    await queries.enqueue(order.kind, str(number).encode())
+
+            return publish
+
+        async with AsyncExitStack() as stack:
+            opened = [await asyncpg.connect(order.dsn) for _ in range(connections)]
+            for connection in opened:
+                stack.push_async_callback(connection.close)
+            yield [on(connection) for connection in opened]
+
+    @asynccontextmanager
+    async def bulk(self, order: stage.Order) -> AsyncIterator[stage.PublishMany]:
+        """`enqueue` of lists."""
+        connection = await asyncpg.connect(order.dsn)
+        queries = Queries(AsyncpgDriver(connection))
+
+        async def publish(numbers: range) -> None:
+            async with connection.transaction():
+                payloads = [str(number).encode() for number in numbers]
+                await queries.enqueue([order.kind] * len(numbers), payloads, [0] * len(numbers))
+
+        yield publish
+        await connection.close()
 
 
 if __name__ == "__main__":
-    what, dsn, *rest = sys.argv[1:]
-    asyncio.run(
-        setup(dsn) if what == "setup" else work(dsn) if what == "work" else publish(dsn, int(rest[0]), float(rest[1]))
-    )
+    stage.main(Peer())

@@ -255,3 +255,27 @@ $$;
 alter function core.emitter_lock_key() owner to spectral_owner;
 revoke execute on function core.emitter_lock_key() from public;
 grant execute on function core.emitter_lock_key() to spectral_worker;
+
+-- What a worker says of rows that it took back or failed without having claimed them: whose they were, not what they
+-- carry. Answers those of the ids that are in the DLQ. Locks: none.
+create function core.outbox_names(p_ids uuid[]) returns table (
+    id uuid, event_id uuid, event_type text, source text, target text, workspace_id uuid, trace_context text,
+    attempts integer, last_error text, generation bigint
+)
+    language plpgsql stable security definer
+    set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
+as $$
+begin
+    return query
+    select
+        outbox.id, coalesce(outbox.parent_id, outbox.id), outbox.event_type, outbox.source, outbox.target,
+        outbox.workspace_id, outbox.trace_context, outbox.attempts, outbox.last_error, outbox.generation
+    from core.outbox
+    where outbox.id = any (p_ids)
+      and outbox.status = 'failed';
+end
+$$;
+alter function core.outbox_names(uuid[]) owner to spectral_owner;
+revoke execute on function core.outbox_names(uuid[]) from public;
+grant execute on function core.outbox_names(uuid[]) to spectral_worker;

@@ -15,7 +15,7 @@ import pytest
 from psycopg.pq.abc import PGresult
 
 from spectral.core.events.infrastructure.postgres import session
-from spectral.core.events.infrastructure.postgres.script import Statement
+from spectral.core.events.infrastructure.postgres.script import Statement, run_script
 from spectral.core.events.infrastructure.postgres.session import Session
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Calls:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Come between the workers of this process and their database."""
         call, open_, script = Session.call, Session._open, Session.script
-        send = session.run_script
+        send = run_script
         dooms: ContextVar[bool] = ContextVar("dooms", default=False)
 
         async def counted_call(this: Session, work: Work[T]) -> T:

@@ -182,8 +182,8 @@ def test_tools_that_hang_do_not_slow_a_worker_down(stage: Stage, tmp_path: Path)
 class Raises:
     """A tool that cannot do it; also a tracer."""
 
-    def wants(self, note: Note) -> bool:
-        return bool(note)
+    def cares_for(self, kind: type[Note]) -> bool:
+        return bool(kind)
 
     def tell(self, note: Note, at: float | None = None) -> None:
         raise RuntimeError(f"no {note} at {at}")
@@ -203,8 +203,8 @@ class Blocks:
         self.entered = threading.Event()
         self.let_go = threading.Event()
 
-    def wants(self, note: Note) -> bool:
-        return bool(note)
+    def cares_for(self, kind: type[Note]) -> bool:
+        return bool(kind)
 
     def tell(self, note: Note, at: float | None = None) -> None:
         self.entered.set()

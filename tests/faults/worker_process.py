@@ -40,7 +40,7 @@ class Channel(NoteTaker):
                 details = {"outcome": type(outcome).__name__, "attempts": delivery.attempts}
             case LeaseWasLost(delivery) | Quarantined(delivery):
                 details = {"attempts": delivery.attempts}
-            case Reaped(_, status, reason, lost, attempts):
+            case Reaped(_, status, reason, lost, attempts, _):
                 details = {"status": status, "reason": reason, "worker": lost, "attempts": attempts}
             case _:
                 details = {"text": str(note)[:300]}

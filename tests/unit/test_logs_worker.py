@@ -14,12 +14,19 @@ import structlog
 
 from spectral.core.events import ConfigurationError, probe
 from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.outcome import Handled
 from spectral_workers.logs import LEVELS, configure_logs, json_logger
 from tests.unit.log_notes import NOTES, WHO, Line, delivery, finished, unconfigured_structlog
 
 CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]
 ORDERS = "a\nb\x1b[2J\x9b\x7f\x00\u2028\u2029\r"
+
+
+def written(stream: io.StringIO) -> str:
+    """What the log has written, once it has."""
+    assert flush_all(10)
+    return stream.getvalue()
 
 
 class Terminal(io.StringIO):
@@ -40,7 +47,7 @@ def configured(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, level: str 
 
 
 def documents(stream: io.StringIO) -> list[Line]:
-    return [json.loads(line) for line in stream.getvalue().splitlines()]
+    return [json.loads(line) for line in written(stream).splitlines()]
 
 
 def test_every_line_begins_with_the_seven_canonical_fields(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +81,7 @@ def test_a_level_that_there_is_not_names_those_there_are() -> None:
 def test_whatever_gives_orders_is_escaped_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = configured(monkeypatch, io.StringIO())
     structlog.get_logger().info(f"said{ORDERS}", text=ORDERS, listed=[ORDERS], **{ORDERS: 1})
-    (line,) = stream.getvalue().splitlines()
+    (line,) = written(stream).splitlines()
     assert line.isascii()
     assert line.isprintable()
     assert json.loads(line)["text"] == ORDERS
@@ -87,7 +94,7 @@ def test_whatever_gives_orders_is_escaped_on_a_terminal(monkeypatch: pytest.Monk
         raise ValueError(ORDERS)  # noqa: TRY301  it is the traceback that is looked at
     except ValueError:
         structlog.get_logger().exception("failed")
-    shown = stream.getvalue()
+    shown = written(stream)
     for order in ("\x1b[2J", "\x9b", "\x7f", "\x00", "\u2028", "\u2029", "\r", "a\nb"):
         assert order not in shown
     assert shown.count("a\\nb\\x1b[2J\\x9b\\x7f\\x00\\u2028\\u2029\\r") >= 3
@@ -133,7 +140,7 @@ def test_an_exception_says_where_and_what_but_nothing_it_quotes(monkeypatch: pyt
         structlog.get_logger().error("failed", exc_info=(type(error), error, error.__traceback__))
     structlog.get_logger().error("nothing is wrong", exc_info=True)
     *failed, fine = documents(stream)
-    assert "canary" not in stream.getvalue()
+    assert "canary" not in written(stream)
     assert "exception" not in fine
     told = failed[0]["exception"]
     assert [line["exception"] for line in failed] == [told] * 3

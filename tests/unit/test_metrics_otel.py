@@ -138,4 +138,4 @@ for scope in resource.scope_metrics:
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.splitlines()) == ["spectral.emitter.up 1", "spectral.loop.blocked 1"]
+    assert sorted(done.stdout.splitlines()) == ["spectral.emitter.up 1", "spectral.loop.blocked 1.0"]

@@ -237,7 +237,10 @@ def test_a_sampler_sees_the_attributes_and_the_link() -> None:
     Recorded(Curious()).begin(SECOND)
     ((attributes, links),) = seen
     assert attributes is not None
-    assert (attributes["spectral.handler"], attributes["spectral.attempt"]) == ("platform.index", 2)
+    assert (attributes["spectral.handler"], attributes["messaging.consumer.group.name"]) == (
+        "platform.index",
+        "platform",
+    )
     assert [link.context for link in links or ()] == [remote_span(PUBLISHED)]
 
 

@@ -21,6 +21,7 @@ import typer.main
 
 from spectral.core.events import ConfigurationError
 from spectral.core.events.delivery.health import Health, State
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Note, Stopped
 from spectral.core.events.settings import Identity
@@ -43,6 +44,12 @@ IDLE = Health(
     running=0,
     loop_blocked_seconds=0.0,
 )
+
+
+def written(stream: io.StringIO) -> str:
+    """What the log has written, once it has."""
+    assert flush_all(10)
+    return stream.getvalue()
 
 
 WHO = Identity(generation=7, service="spectral-worker", environment="test")
@@ -131,7 +138,7 @@ def test_a_log_line_is_json_with_the_time_first(monkeypatch: pytest.MonkeyPatch)
         divide()
     except ZeroDivisionError:
         log.exception("failed", text="a\nb\x1b", value=object())
-    (line,) = stream.getvalue().splitlines()
+    (line,) = written(stream).splitlines()
     document = json.loads(line)
     assert list(document)[:5] == ["timestamp", "level", "event", "service", "environment"]
     assert (document["level"], document["generation"], document["text"]) == ("error", 7, "a\nb\x1b")
@@ -150,7 +157,7 @@ def test_a_terminal_gets_readable_lines_without_control_characters(monkeypatch: 
         divide()
     except ZeroDivisionError:
         log.exception("failed")
-    shown = stream.getvalue()
+    shown = written(stream)
     assert "said\\x9b" in shown
     assert "\\x1b]0;title\\x07" in shown
     assert "\x1b]0" not in shown
@@ -170,7 +177,7 @@ def test_whatever_watches_and_hangs_does_not_keep_the_process() -> None:
     begun, released = threading.Event(), threading.Event()
 
     class Hanging:
-        def wants(self, _note: Note) -> bool:
+        def cares_for(self, _kind: type[Note]) -> bool:
             return True
 
         def tell(self, _note: Note, _at: float | None = None) -> None:
@@ -178,7 +185,7 @@ def test_whatever_watches_and_hangs_does_not_keep_the_process() -> None:
             released.wait()
 
     class Quick:
-        def wants(self, _note: Note) -> bool:
+        def cares_for(self, _kind: type[Note]) -> bool:
             return True
 
         def tell(self, note: Note, _at: float | None = None) -> None:

@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
 import structlog
@@ -16,6 +18,7 @@ import structlog
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.log_writer import timestamp
+from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -48,7 +51,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> None:
     if structlog.is_configured():
         return
     rendering = readable(identity) if sys.stderr.isatty() else [Stamp(identity), render]
-    lines = LineWriter(sys.stderr)
+    lines = PatientWriter(sys.stderr)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -123,6 +126,41 @@ class LineWriter:
             self._stream.write(f"{line}\n")
             if not getattr(self._stream, "line_buffering", False):
                 self._stream.flush()
+
+    debug = info = warning = warn = error = critical = exception = fatal = log = failure = err = msg
+
+
+class PatientWriter(LineWriter):
+    """The same behind an outlet: whoever logs goes on, even if nobody reads, or nobody can be written to any more.
+
+    What has gathered is written at once: one call of the system for many lines.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._outlet = Outlet("lines")
+        self._waiting: deque[str] = deque()
+        self._is_told = False
+        self.dropped = 0
+
+    def msg(self, line: str) -> None:
+        """Have it written soon, or drop it if too much waits already."""
+        if len(self._waiting) >= CAPACITY:
+            self.dropped += 1
+            return
+        self._waiting.append(line)
+        if not self._is_told:
+            self._is_told = True
+            self._outlet.put(self._write)
+
+    def _write(self) -> None:
+        self._is_told = False
+        lines = []
+        with suppress(IndexError):
+            while True:
+                lines.append(self._waiting.popleft())
+        if lines:
+            super().msg("\n".join(lines))
 
     debug = info = warning = warn = error = critical = exception = fatal = log = failure = err = msg
 

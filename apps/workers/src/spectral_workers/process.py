@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
-import socket
+import sys
 import threading
 import time
 import traceback
@@ -17,17 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from spectral.core.events.bootstrap import worker
+from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError
-from spectral.core.events.infrastructure.observability import prometheus
+from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import standard_watch
-from spectral.core.events.settings import Identity
+from spectral.core.events.settings import SERVICE_VARIABLES, Identity
 from spectral_workers.emitter import Emitter
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
@@ -36,12 +37,13 @@ from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
     from spectral.core.events.delivery.listener import Listener
     from spectral.core.events.infrastructure.observability.watch import Watch
+    from spectral.core.events.metrics import Sample
     from spectral.core.events.settings import DatabaseSettings, WorkerSettings
 
 _LAST_WORDS: Final = 1.0
@@ -86,7 +88,7 @@ def run_worker(order: Order) -> int:
     configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
     watched = _Watched.of(order, identity)
-    loop = asyncio.new_event_loop()
+    loop = _new_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="spectral-threads")
     loop.set_default_executor(executor)
     try:
@@ -95,10 +97,18 @@ def run_worker(order: Order) -> int:
         is_quiet = _quieten(loop, executor)
         _flush(watched.watch)  # first, for spans end there
         end_telemetry()
-    if not is_quiet:
+    if not is_quiet or not _is_written():
         leave(code)
     loop.close()
     return code
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The quicker one, if the extra `uvloop` is installed."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = import_module("uvloop").new_event_loop()
+    return loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +116,17 @@ class _Watched:
     """An order, with a worker that has a name, and who watches it."""
 
     order: Order
+    service: str
     watch: Watch
     recorder: Recorder | None
 
     @classmethod
     def of(cls, order: Order, identity: Identity) -> _Watched:
         """Have it watched by all there is; numbers are only kept if there is a port to read them on."""
-        settings = order.settings
-        if not settings.name:
-            name = f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}"
-            settings = replace(settings, name=name)
+        settings = named(order.settings)
         recorder = Recorder() if order.health is not None and prometheus.is_installed() else None
         watch = standard_watch(identity, settings.name, {} if recorder is None else {"metrics": recorder})
-        return cls(replace(order, settings=settings), watch, recorder)
+        return cls(replace(order, settings=settings), identity.service, watch, recorder)
 
 
 def patience_of(settings: WorkerSettings) -> float:
@@ -130,13 +138,20 @@ def patience_of(settings: WorkerSettings) -> float:
 
 async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: StopSignals) -> int:
     loop, order = asyncio.get_running_loop(), watched.order
-    listener = worker(*consumers, settings=order.settings, database=order.database, probe=watched.watch)
+    environ = {**order.environ, SERVICE_VARIABLES[0]: watched.service}
+    listener = worker(
+        *consumers, settings=order.settings, database=order.database, environ=environ, probe=watched.watch
+    )
     with ExitStack() as open_while_working:
+        pushes = otel_metrics.has_provider()
+        read: Callable[[], list[Sample]] = list
+        if watched.recorder is not None or pushes:
+            emitter = open_while_working.enter_context(Emitter(order.database, order.settings.name))
+            read = partial(_read, watched.watch, listener, emitter)
+        if pushes:
+            otel_metrics.observe(read)
         if order.health is not None:
-            metrics = None
-            if watched.recorder is not None:
-                emitter = open_while_working.enter_context(Emitter(order.database, order.settings.name))
-                metrics = partial(_scrape, watched.recorder, watched.watch, listener, emitter)
+            metrics = None if watched.recorder is None else partial(_scrape, watched.recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
             log = structlog.get_logger("spectral.worker")
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
@@ -152,18 +167,30 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
     return 0
 
 
-def _scrape(recorder: Recorder, watch: Watch, listener: Listener, emitter: Emitter) -> bytes:
-    """What was counted, how the worker is, and what the emitter has measured; for Prometheus."""
-    now = [*health_samples(listener.health()), *trouble_samples(watch.troubles()), *emitter.samples()]
-    return prometheus.exposition([*recorder.samples(), *now], recorder.distributions())
+def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
+    """How the worker is now, what its tools missed, and what the emitter has measured."""
+    return [*health_samples(listener.health()), *trouble_samples(watch.troubles()), *emitter.samples()]
+
+
+def _scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:
+    """What was counted and what is read, for Prometheus."""
+    return prometheus.exposition([*recorder.samples(), *read()], recorder.distributions())
 
 
 def _flush(watch: Watch) -> None:
     """Have what was told last written or sent, unless whatever is behind it hangs."""
-    flushing = threading.Thread(target=watch.flush, args=(_LAST_WORDS,), name="spectral-flush", daemon=True)
-    flushing.start()
-    # It waits for one tool after the other, while all of them go on at once: none gets less time than this.
-    flushing.join(_LAST_WORDS)
+    watch.flush(_LAST_WORDS)
+
+
+def _is_written() -> bool:
+    """Whether the log is; if not, the interpreter's own end would wait for whoever reads it, or exit with 120."""
+    try:
+        if flush_all(_LAST_WORDS):
+            sys.stderr.flush()
+            return True
+    except (OSError, ValueError):  # nobody is there any more
+        pass
+    return False
 
 
 def _quieten(loop: asyncio.AbstractEventLoop, executor: ThreadPoolExecutor) -> bool:

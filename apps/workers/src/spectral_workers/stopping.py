@@ -22,10 +22,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
+from spectral.core.events.infrastructure.observability.outlet import flush_all
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LAST_WORDS: Final = 1.0
 _INSISTED: Final = 5.0
 """Seconds after the second signal: enough to cancel and to write that everything is given back."""
 
@@ -81,13 +84,20 @@ class StopSignals:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process now, whatever still runs in it; what was logged is written."""
+    """End the process now, whatever still runs in it; what was logged is written, unless nobody reads it."""
+    writing = threading.Thread(target=_write_the_rest, name="spectral-rest", daemon=True)
+    writing.start()
+    writing.join(_LAST_WORDS)
+    os._exit(code)
+
+
+def _write_the_rest() -> None:
+    flush_all(_LAST_WORDS)
     with suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    os._exit(code)
 
 
 def _say(level: str, event: str, **fields: object) -> None:

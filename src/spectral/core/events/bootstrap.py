@@ -11,6 +11,7 @@ import random
 import secrets
 import socket
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack, overload
 
@@ -173,10 +174,16 @@ def _environ(options: WorkerOptions) -> Mapping[str, str]:
     return options.get("environ", os.environ)
 
 
+def named(settings: WorkerSettings) -> WorkerSettings:
+    """The same settings, with a name that no other worker has unless they have one already."""
+    if settings.name:
+        return settings
+    return replace(settings, name=f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}")
+
+
 def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     settings = options.get("settings") or WorkerSettings.from_environ(_environ(options))
-    if not settings.name:
-        settings = replace(settings, name=f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}")
+    settings = named(settings)
     database = options.get("database") or DatabaseSettings.from_environ(_environ(options))
     identity = Identity.from_environ(_environ(options), settings.generation)
     probe = options.get("probe") or _standard_watch(identity, settings.name)
@@ -185,4 +192,5 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     # psycopg and structlog come with these; a publisher on another driver does without
     postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")
     connections: Connections = postgres.connections(database.dsn, direct, settings, shared, routes.contexts)
-    return Listener(connections, Desk(settings, routes, probe, logs.handler_logger, random.random))
+    logger_for = partial(logs.handler_logger, identity=identity)
+    return Listener(connections, Desk(settings, routes, probe, logger_for, random.random))

@@ -128,23 +128,40 @@ class SettleGivenUp:
     error: str
 
 
+class DeadRow(NamedTuple):
+    """A row that went to the DLQ without having been claimed by whoever sent it there: whose it was."""
+
+    row_id: UUID
+    event_id: UUID
+    event_type: str
+    source: str
+    target: str
+    workspace_id: UUID | None
+    trace_context: str | None
+    attempts: int
+    last_error: str
+    generation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A claim that nobody worked on was taken back: pending again, or failed."""
+    """A claim that nobody worked on was taken back: pending again, or failed, and then `dead` says whose it was."""
 
     row_id: UUID
     status: str
     reason: str
     worker: str
     attempts: int
+    dead: DeadRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unhandled:
-    """Rows went to the DLQ because no handler of their context is subscribed to their type."""
+    """Rows went to the DLQ because no handler of their context is subscribed to their type; `dead` says whose."""
 
     context: str
     rows: Sequence[tuple[UUID, str]]
+    dead: Sequence[DeadRow] = ()
 
 
 @dataclass(frozen=True, slots=True)

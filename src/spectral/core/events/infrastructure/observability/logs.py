@@ -84,9 +84,9 @@ class LogTool:
         self._log = LogWriter("spectral.worker", logger)
         self._operator = LogWriter("spectral.operator", logger)
 
-    def wants(self, note: probe.Note) -> bool:
+    def cares_for(self, kind: type[probe.Note]) -> bool:
         """Whether anybody reads lines of its level; some are for whoever looks closely."""
-        return not isinstance(note, _FOR_A_CLOSE_LOOK) or self._log.at(DEBUG) is not None
+        return kind not in _FOR_A_CLOSE_LOOK or self._log.at(DEBUG) is not None
 
     def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901  one case for each kind of note
         """Log it; raises what the log raises."""
@@ -171,13 +171,15 @@ class LogTool:
 
     def _tell_of_rows(self, note: probe.Reaped | probe.Unhandled | probe.FannedOut) -> None:
         match note:
-            case probe.Reaped(row_id, status, reason, worker, attempts):
+            case probe.Reaped(row_id, status, reason, worker, attempts, dead):
                 level = ERROR if status == "failed" else WARNING
-                about = {"event_id": str(row_id), "status_result": status, "attempts": attempts}
+                about = {"event_id": str(row_id), "status_result": status, "attempts": attempts} | _dead(dead)
                 self._say(level, REAPED, **about, reason=reason, lost_worker=worker)
-            case probe.Unhandled(context, rows):
+            case probe.Unhandled(context, rows, known):
+                dead_by_id = {each.row_id: each for each in known}
                 for row_id, event_type in rows:
-                    self._say(ERROR, NOBODY_HANDLES, event_id=str(row_id), event_type=event_type, target=context)
+                    about = {"event_id": str(row_id), "event_type": event_type, "target": context}
+                    self._say(ERROR, NOBODY_HANDLES, **about | _dead(dead_by_id.get(row_id)))
             case probe.FannedOut(parent_id, contexts):
                 level, message = (INFO, FANNED_OUT) if contexts else (WARNING, BROADCAST_UNHEARD)
                 self._say(level, message, event_id=str(parent_id), to=contexts)
@@ -250,6 +252,20 @@ def _of(who: dict[str, Any], delivery: Delivery, traceparent: str | None) -> dic
     if row_id != event_id:  # a context's own row of a broadcast
         fields["row_id"] = str(row_id)
     return fields
+
+
+def _dead(row: probe.DeadRow | None) -> dict[str, Any]:
+    if row is None:
+        return {}
+    return {
+        "trace_id": _trace_id(row.trace_context),
+        "event_id": str(row.event_id),
+        "event_type": row.event_type,
+        "source": row.source,
+        "target": row.target,
+        "workspace_id": None if row.workspace_id is None else str(row.workspace_id),
+        "last_error": row.last_error,
+    }
 
 
 def _one(envelope: EventEnvelope) -> dict[str, Any]:

@@ -94,11 +94,12 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = ((metrics.LEASES_LOST, (delivery.target,), 1),)
         case probe.SettleGivenUp(delivery):
             measures = ((metrics.SETTLE_GIVEN_UP, (delivery.target,), 1),)
-        case probe.Reaped():
-            measures = ((metrics.REAPED, (note.status,), 1),)
+        case probe.Reaped(status=status, dead=dead):
+            letters = [] if dead is None else [(metrics.DEAD_LETTERS, (dead.target, dead.event_type), 1)]
+            measures = ((metrics.REAPED, (status,), 1), *letters)
         case probe.Unhandled(context, rows):
-            dead = [(metrics.DEAD_LETTERS, (context, event_type), 1) for _, event_type in rows]
-            measures = ((metrics.UNHANDLED, (context,), len(rows)), *dead)
+            letters = [(metrics.DEAD_LETTERS, (context, event_type), 1) for _, event_type in rows]
+            measures = ((metrics.UNHANDLED, (context,), len(rows)), *letters)
         case probe.FannedOut():
             measures = ((metrics.FANNED_OUT, (), 1),)
         case probe.HandlerRanAway(delivery, handler_name):

@@ -10,6 +10,7 @@ from opentelemetry import metrics as otel
 
 from spectral.core.events import metrics
 from spectral.core.events.infrastructure.observability.measures import measure
+from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.metrics import METRICS, BoundedLabels, Kind
 
 if TYPE_CHECKING:
@@ -37,40 +38,63 @@ _READ: Final = frozenset(metric for metric in METRICS if metric.kind is Kind.GAU
 }
 """Nobody is told of these: they are read when they are wanted."""
 
-_LOOK_EVERY: Final = 1.0
 _READ_ANEW_AFTER: Final = 1.0
 """Seconds: one collection asks for every gauge, and all of them are read at once."""
 
 
 class OpenTelemetryMetrics:
-    """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does."""
+    """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does.
+
+    What only grows is counted here and read by the provider when it collects; it is told of durations alone.
+    """
 
     def __init__(self) -> None:
         self._provider: MeterProvider | None = None
-        self._instruments: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
+        self._durations: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
+        self._counted = Recorder()
+        self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
         self._bounded = BoundedLabels()
-        self._look_at = 0.0
 
-    def wants(self, note: Note) -> bool:  # noqa: ARG002  any, or none
-        """Whether somebody has set a meter provider by now, or a moment ago."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK_EVERY
-            self._look()
-        return bool(self._instruments)
+    def cares_for(self, kind: type[Note]) -> bool:  # noqa: ARG002  for every kind, or for none
+        """Whether somebody has set a meter provider by now."""
+        self._look()
+        return bool(self._durations)
 
     def tell(self, note: Note, at: float | None = None) -> None:  # noqa: ARG002  meters keep their own time
         """Record it, if somebody has set a meter provider by now."""
         self._look()
-        if not self._instruments:
+        if not self._durations:
             return
+        self._counted.tell(note)
         for metric, labels, value in measure(note):
-            self._instruments[metric](value, _attributes(metric, self._bounded.of(metric, labels)))
+            record = self._durations.get(metric)
+            if record is not None:
+                record(value, self._of(metric, labels))
+
+    def _of(self, metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
+        bounded = self._bounded.of(metric, labels)
+        known = self._attributes.get((metric, bounded))
+        if known is None:
+            known = self._attributes[metric, bounded] = _attributes(metric, bounded)
+        return known
 
     def _look(self) -> None:
         provider = otel.get_meter_provider()
-        if provider is not self._provider:
-            self._provider = provider
-            self._instruments = _instruments(provider) if _is_real(provider) else {}
+        if provider is self._provider:
+            return
+        self._provider = provider
+        if _is_real(provider):
+            meter = provider.get_meter(_SCOPE)
+            self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+            read = _ReadAtOnce(self._counted.samples)
+            for metric in METRICS:
+                if metric.kind is Kind.COUNTER and metric not in _READ:
+                    meter.create_observable_counter(metric.name, [read.of(metric)], metric.unit, metric.help)
+
+
+def has_provider() -> bool:
+    """Whether somebody has set a meter provider."""
+    return _is_real(otel.get_meter_provider())
 
 
 def observe(samples: Callable[[], Sequence[Sample]]) -> None:
@@ -121,14 +145,7 @@ def _is_real(provider: MeterProvider) -> bool:
     return not type(provider).__module__.startswith("opentelemetry.metrics")
 
 
-def _instruments(provider: MeterProvider) -> dict[Metric, Callable[[float, dict[str, str]], None]]:
-    meter = provider.get_meter(_SCOPE)
-    return {metric: _instrument(meter, metric) for metric in METRICS if metric not in _READ}
-
-
-def _instrument(meter: Meter, metric: Metric) -> Callable[[float, dict[str, str]], None]:
-    if metric.kind is Kind.COUNTER:
-        return meter.create_counter(metric.name, metric.unit, metric.help).add
+def _duration(meter: Meter, metric: Metric) -> Callable[[float, dict[str, str]], None]:
     return meter.create_histogram(
         metric.name, metric.unit, metric.help, explicit_bucket_boundaries_advisory=metric.buckets
     ).record

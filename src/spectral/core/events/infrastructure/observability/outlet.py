@@ -88,12 +88,13 @@ def _after_fork() -> None:
         outlet.start_anew()
 
 
-def _at_exit() -> None:
-    """What was told last is still written, unless whatever is behind it hangs."""
-    deadline = time.monotonic() + _LAST_WORDS
-    for outlet in list(_outlets):
-        outlet.flush(max(0.0, deadline - time.monotonic()))
+def flush_all(within: float = _LAST_WORDS) -> bool:
+    """Have what was told last written, unless whatever is behind it hangs; false if something does."""
+    deadline = time.monotonic() + within
+    # Twice: what one outlet runs may put something into another.
+    flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for _ in range(2) for outlet in list(_outlets)]
+    return all(flushed)
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(flush_all)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from spectral.core.events.outcome import DeadLetter
-from spectral.core.events.probe import Finished, Reaped, Unhandled
+from spectral.core.events.probe import DeadRow, Finished, Reaped, Unhandled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +33,7 @@ MAX_REMEMBERED: Final = 1_000
 _MINUTE: Final = 60.0
 _TRAIL: Final = 20
 _UNKNOWN: Final = "unknown"
+_LOGGERS: Final = ("spectral.worker", "spectral.publish", "spectral.operator")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -73,13 +74,13 @@ class SentryTool:
         self._identity = identity
         self._worker = worker
         self._allowance = Allowance(clock)
+        self._ignored = False
         self._trail: deque[dict[str, object]] = deque(maxlen=_TRAIL)
 
-    def wants(self, note: Note) -> bool:
-        """Whether an event is lost by it, which is seldom."""
-        return isinstance(note, Reaped | Unhandled) or (
-            isinstance(note, Finished) and isinstance(note.outcome, DeadLetter)
-        )
+    def cares_for(self, kind: type[Note]) -> bool:
+        """Whether an event may be lost by it, and there is a client to report to."""
+        sdk: Any = sys.modules.get("sentry_sdk")
+        return kind in (Finished, Reaped, Unhandled) and sdk is not None and bool(sdk.get_client().is_active())
 
     def tell(self, note: Note, at: float | None = None) -> None:
         """Report it if an event is lost by it; raises what Sentry raises."""
@@ -90,12 +91,21 @@ class SentryTool:
         client = sdk.get_client()
         if not client.is_active():
             return
+        self._keep_from_the_log()
         for loss in losses:
             self._leave_breadcrumb(sdk, loss, time.time() if at is None else at)
             allowed = self._allowance.take(loss.fingerprint)
             if allowed is not None:
                 # The client and not the scope: that would add what it knows of whatever else the program does.
                 client.capture_event(self._report(loss, allowed))
+
+    def _keep_from_the_log(self) -> None:
+        """What is reported here is logged too, and Sentry would report the log line again, without limit."""
+        logging: Any = sys.modules.get("sentry_sdk.integrations.logging")
+        if logging is not None and not self._ignored:
+            self._ignored = True
+            for name in _LOGGERS:
+                logging.ignore_logger(name)
 
     def _leave_breadcrumb(self, sdk: Any, loss: Loss, at: float) -> None:  # noqa: ANN401  a module that is not imported
         crumb = {"category": CATEGORY, "level": "error", "message": "dead letter", "data": _fields(loss)}
@@ -139,6 +149,10 @@ def _losses(note: Note) -> Iterator[Loss]:
     match note:
         case Finished(outcome=DeadLetter(error)):
             yield _failed(note, error)
+        case Reaped(dead=DeadRow() as dead):
+            yield _dead(dead)
+        case Unhandled(dead=[*rows]) if rows:
+            yield from map(_dead, rows)
         case Reaped(status="failed"):
             how = "let its lease run out" if note.reason == "expired" else "is gone"
             yield Loss(
@@ -156,6 +170,19 @@ def _losses(note: Note) -> Iterator[Loss]:
                 )
         case _:
             return
+
+
+def _dead(row: DeadRow) -> Loss:
+    return Loss(
+        event_id=str(row.event_id),
+        last_error=row.last_error,
+        event_type=row.event_type,
+        source=row.source,
+        target=row.target,
+        attempts=row.attempts,
+        generation=row.generation,
+        traceparent=row.trace_context,
+    )
 
 
 def _failed(note: Finished, error: str) -> Loss:

@@ -33,9 +33,9 @@ class BatchSpans:
             "spectral.generation": identity.generation,
         }
 
-    def wants(self, note: Note) -> bool:
+    def cares_for(self, kind: type[Note]) -> bool:
         """Whether it is of a batch, and somebody traces."""
-        return isinstance(note, Claimed | SettlementWritten) and self._source.tracer() is not None
+        return kind in (Claimed, SettlementWritten) and self._source.tracer() is not None
 
     def tell(self, note: Note, at: float | None = None) -> None:
         """See `Tool`."""

@@ -47,6 +47,7 @@ NOTHING: Final = Context()
 """Where a span without a parent starts; the ambient context may have a span of whoever started the worker."""
 
 _TRACEPARENT_LENGTH: Final = 55
+_LOOK_EVERY: Final = 0.2  # seconds
 _MAX_KNOWN: Final = 1_000
 
 
@@ -100,16 +101,21 @@ class TracerSource:
     The worker's name is an attribute of the scope: there it is sent once with many spans, not with each of them.
     """
 
-    __slots__ = ("_attributes", "_provider", "_tracer")
+    __slots__ = ("_attributes", "_look_at", "_provider", "_tracer")
 
     def __init__(self, worker: str | None, provider: TracerProvider | None) -> None:
         self._attributes = None if worker is None else {"messaging.client.id": worker}
         self._provider = provider
         self._tracer: Tracer | None = None
+        self._look_at = 0.0
 
     def tracer(self) -> Tracer | None:
         """None until there is a provider; from then on always the same, for a provider is set once."""
         if self._tracer is None:
+            # Asked anew now and then: the API reads the environment each time, which a busy worker would notice.
+            if time.monotonic() < self._look_at:
+                return None
+            self._look_at = time.monotonic() + _LOOK_EVERY
             provider = self._provider or trace.get_tracer_provider()
             if isinstance(provider, ProxyTracerProvider):
                 return None
@@ -164,12 +170,14 @@ class OpenTelemetryTracer:
         if tracer is None:
             return _carried(origin, delivery)
         name, known = self._known_of(delivery, act.handler_name)
-        attributes = known | {"messaging.message.id": str(delivery.event_id), "spectral.attempt": delivery.attempts}
         parent = origin.context if origin is not None and delivery.is_first else NOTHING
         links = None if origin is None else (Link(origin.span),)
-        span = tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
+        span = tracer.start_span(name, parent, SpanKind.CONSUMER, known, links)
         if not span.get_span_context().is_valid:  # a provider that is switched off
             return _carried(origin, delivery)
+        if span.is_recording():  # what differs from event to event, for whoever will see it
+            span.set_attribute("messaging.message.id", str(delivery.event_id))
+            span.set_attribute("spectral.attempt", delivery.attempts)
         return _Span(span, _copy_with(trace.set_span_in_context(span, NOTHING)))
 
     def _known_of(self, delivery: Delivery, handler_name: str) -> tuple[str, dict[str, AttributeValue]]:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.infrastructure.observability.outlet import Outlet
 from spectral.core.events.probe import Failure, Published, TimedActivity
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from spectral.core.events.probe import Act, Activity, Note
+
+
+_ASK_EVERY: Final = 1.0
+"""Seconds: a log may be configured, a provider set or Sentry initialised after the watch was made."""
 
 
 class Counting(Protocol):
@@ -33,8 +37,8 @@ class Counting(Protocol):
 class Tool(Protocol):
     """Takes notes in its own time."""
 
-    def wants(self, note: Note) -> bool:
-        """Whether it would do anything about this note; asked for every note of a busy worker."""
+    def cares_for(self, kind: type[Note]) -> bool:
+        """Whether it would do anything about notes of this kind, as things stand; asked about once a second."""
         ...
 
     def tell(self, note: Note, at: float | None = None) -> None:
@@ -95,6 +99,8 @@ class Watch:
         self._tracer = tracer
         self._traces = Outlet("traces")
         self._raised: Counter[str] = Counter()
+        self._caring: dict[type[Note], list[tuple[Outlet, Tool]]] = {}
+        self._ask_again_at = 0.0
 
     def tell(self, note: Note) -> None:
         """See `Probe`."""
@@ -103,15 +109,28 @@ class Watch:
                 counting.tell(note)
             except Exception:  # noqa: BLE001  counted, and none of the flow's business
                 self._raised[name] += 1
-        at = time.time()
+        caring = self._caring.get(type(note))
+        if caring is None or time.monotonic() >= self._ask_again_at:
+            caring = self._ask(type(note))
+        if caring:
+            at = time.time()
+            for outlet, tool in caring:
+                outlet.put(_in_context(tool, note, at) if isinstance(note, Published) else partial(tool.tell, note, at))
+
+    def _ask(self, kind: type[Note]) -> list[tuple[Outlet, Tool]]:
+        """Who cares for notes of a kind; whoever cannot say does not."""
+        if time.monotonic() >= self._ask_again_at:
+            self._caring = {}
+            self._ask_again_at = time.monotonic() + _ASK_EVERY
+        caring: list[tuple[Outlet, Tool]] = []
         for outlet, tool in self._slow:
             try:
-                wanted = tool.wants(note)
+                if tool.cares_for(kind):
+                    caring.append((outlet, tool))
             except Exception:  # noqa: BLE001  as above
                 self._raised[outlet.name] += 1
-                continue
-            if wanted:
-                outlet.put(_in_context(tool, note, at) if isinstance(note, Published) else partial(tool.tell, note, at))
+        self._caring[kind] = caring
+        return caring
 
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""

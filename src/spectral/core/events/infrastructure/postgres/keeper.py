@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from spectral.core.events.failure import SpectralError
+from spectral.core.events.failure import SpectralError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.ear import SHOW_LIFE
 from spectral.core.events.infrastructure.postgres.session import Session
-from spectral.core.events.probe import Reaped, Unhandled
+from spectral.core.events.probe import DeadRow, Reaped, Unhandled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import timedelta
+    from uuid import UUID
 
     from spectral.core.events.lease import Lease
     from spectral.core.events.settings import WorkerSettings
@@ -33,6 +34,10 @@ _REAP: Final = b"select id, status, reason, worker, attempts from core.outbox_re
 _RELEASE_UNKNOWN: Final = b"select * from core.outbox_release_unknown(%s, %s::uuid[], %s)"
 _FAIL_UNHANDLED: Final = (
     b"select id, event_type from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
+)
+_DEAD: Final = (
+    b"select id, event_id, event_type, source, target, workspace_id, trace_context, attempts, last_error, generation"
+    b" from core.outbox_names(%s::uuid[])"
 )
 _GOODBYE: Final = 1.0
 
@@ -67,7 +72,15 @@ class PostgresKeeper:
     async def reap(self) -> list[Reaped]:
         """See `Keeper`."""
         times = self._settings.times
-        return [Reaped(*row) for row in await self._rows(_REAP, [times.lease, times.grace])]
+        rows = await self._rows(_REAP, [times.lease, times.grace])
+        dead = {
+            each.row_id: each
+            for each in await self._dead([row_id for row_id, status, *_ in rows if status == "failed"])
+        }
+        return [
+            Reaped(row_id, status, reason, worker, attempts, dead.get(row_id))
+            for row_id, status, reason, worker, attempts in rows
+        ]
 
     async def release_unknown(self, known: Collection[Lease], older_than: timedelta) -> int:
         """See `Keeper`."""
@@ -80,7 +93,19 @@ class PostgresKeeper:
         channels, generations = list(settings.claimed_channels()), list(settings.generations())
         parameters = [context, generations, channels, settings.times.unhandled_after]
         rows = await self._rows(_FAIL_UNHANDLED, parameters)
-        return Unhandled(context, [(row_id, event_type) for row_id, event_type in rows]) if rows else None
+        if not rows:
+            return None
+        dead = await self._dead([row_id for row_id, _ in rows])
+        return Unhandled(context, [(row_id, event_type) for row_id, event_type in rows], dead)
+
+    async def _dead(self, ids: list[UUID]) -> list[DeadRow]:
+        """Whose these were. Whoever loses the connection here has failed them all the same: it says less of them."""
+        if not ids:
+            return []
+        try:
+            return [DeadRow(*row) for row in await self._rows(_DEAD, [ids])]
+        except SubstrateLostError:
+            return []
 
     async def close(self) -> None:
         """See `Keeper`."""

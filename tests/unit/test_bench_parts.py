@@ -1,0 +1,102 @@
+"""Parts of the benchmarks that can be wrong without a server: the wire, the scripts of the floor, who takes part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import floor, plan, roster
+from benchmarks.__main__ import scenarios_of
+from benchmarks.arena import rate_in, times_in
+from benchmarks.environments import ContestantError, Environments
+from benchmarks.wire import Frames
+
+
+def message(kind: bytes, body: bytes = b"") -> bytes:
+    return kind + (len(body) + 4).to_bytes(4) + body
+
+
+STARTUP = (12).to_bytes(4) + (196608).to_bytes(4) + b"user"
+SSL_REQUEST = (8).to_bytes(4) + (80877103).to_bytes(4)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1_000])
+def test_messages_are_counted_however_the_stream_is_cut(piece: int) -> None:
+    stream = STARTUP + message(b"Q", b"select 1\0") + message(b"P", b"SSSS") + message(b"S") + message(b"H")
+    frames = Frames()
+
+    for first in range(0, len(stream), piece):
+        frames.feed(stream[first : first + piece])
+
+    assert frames.counts == {b"Q": 1, b"P": 1, b"S": 1, b"H": 1}
+
+
+def test_a_question_for_encryption_comes_before_the_startup_message() -> None:
+    frames = Frames()
+
+    frames.feed(SSL_REQUEST + STARTUP + message(b"S"))
+
+    assert frames.counts == {b"S": 1}
+
+
+def test_a_publisher_is_heard_among_lines_of_others() -> None:
+    assert rate_in('log line\n{"count": 300, "seconds": 1.5}\n\n') == 200.0
+    with pytest.raises(ContestantError, match="no result"):
+        rate_in("nothing to see\n")
+
+
+def test_times_are_lines_of_two_numbers_and_nothing_else() -> None:
+    assert times_in("1 100\n[info] 2\nPulled job\n2 250\n\n") == {1: 100, 2: 250}
+
+
+def test_the_floor_of_upserts_locks_dedups_and_writes_each_event_of_its_group() -> None:
+    script = floor.upsert_script(3)
+
+    assert script.count("savepoint one \\;") == 3
+    assert script.count("insert into floor.event_handled") == 3
+    assert script.count("insert into bench_effects") == 3
+    assert "limit 3 for update skip locked" in script
+    assert script.rstrip().endswith("commit;")
+
+
+def test_the_floor_of_drains_settles_in_two_round_trips() -> None:
+    script = floor.drain_script(500)
+
+    assert "limit 500 for update skip locked" in script
+    assert script.count("\\gset") == 1
+    assert script.count(";\n") - script.count("\\;\n") == 1
+
+
+def test_every_contestant_pins_what_it_is_made_of() -> None:
+    assert all("==" in package for peer in roster.PEERS for package in peer.packages)
+    assert len({line.label for line in plan.FULL.lines}) == len(plan.FULL.lines)
+
+
+def test_the_full_run_has_every_peer_at_its_defaults_and_at_its_best() -> None:
+    labels = {line.label for line in plan.FULL.lines}
+
+    for peer in roster.PEERS:
+        assert {f"{peer.name}, defaults", f"{peer.name}, best"} <= labels
+
+
+def test_the_quick_run_has_ours_and_the_two_fastest_peers() -> None:
+    assert [line.label for line in plan.QUICK.lines] == ["Spectral", "PgQueuer, best", "pgmq, best"]
+    assert [line.label for line in plan.QUICK.patient_lines()] == ["Spectral"]
+
+
+def test_the_quick_run_is_a_part_of_the_full_one() -> None:
+    full = [scenario.name for scenario in scenarios_of(plan.FULL)]
+    quick = [scenario.name for scenario in scenarios_of(plan.QUICK)]
+
+    assert set(quick) < set(full)
+    assert len(full) == len(set(full))
+
+
+def test_a_peer_that_no_python_here_can_run_is_absent_with_a_reason(tmp_path: Path) -> None:
+    from_the_future = roster.Contestant(
+        name="future", module="none", left="", clear="", packages=("future==1",), python=(9, 0)
+    )
+
+    with pytest.raises(ContestantError, match=r"needs Python 9\.0 or newer"):
+        Environments(tmp_path).python_of(from_the_future)
