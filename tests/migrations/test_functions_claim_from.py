@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from tests.migrations.schema import Connection, logged_in, outbox_row, value
+from tests.migrations.schema import Connection, logged_in, outbox_row, update, value
 from tests.migrations.sql import CHANNELS, EVENT_TYPE, held_up, lose, publish, reap, row, settle, subscribe
 from tests.migrations.sql import Claim as Held
 from tests.migrations.sql import claim as claim_as_before
@@ -67,7 +67,9 @@ def claim(connection: Connection, **given: object) -> Answer:
 
 def due(connection: Connection, seconds: float, **columns: object) -> UUID:
     """A pending row that fell due so many seconds after a noon long ago."""
-    return outbox_row(connection, next_attempt_at=NOON + timedelta(seconds=seconds), **columns)
+    event_id = outbox_row(connection, "pending", **columns)
+    update(connection, event_id, next_attempt_at=at(seconds))  # nothing is inserted into the past
+    return event_id
 
 
 def at(seconds: float) -> datetime:
@@ -135,11 +137,10 @@ def test_a_childs_event_is_its_parents_and_a_parents_is_its_own(session: Connect
 
 def test_a_claim_leaves_rows_alone_that_are_not_this_workers(session: Connection) -> None:
     due(session, 1, target="worlds")
-    due(session, 1, generation=2)
+    due(session, 1, generation=2, channel="outbox_default")
     due(session, 1, channel="outbox_gen_1_cold")
     due(session, 1, event_type=OTHER_TYPE)
     due(session, 1, target=None)
-    due(session, 1, deleted_at=NOON)
     publish(session, p_delay=timedelta(hours=1))
     assert claim(session).rows == []
 
@@ -430,16 +431,9 @@ def test_a_row_of_which_no_handler_took_effect_is_delivered_without_a_key(sessio
 
 
 def test_a_key_has_the_content_class_of_its_row(session: Connection) -> None:
-    publish(session, p_content_class="personal") if has_parameter(session, "p_content_class") else publish(session)
-    (found,) = claim(session).rows
-    deliver(session, [Held(found["id"], row(session, found["id"])["claim_token"], 1)])
-    assert value(session, "select content_class from core.event_handled") == found["content_class"]
-
-
-def has_parameter(connection: Connection, name: str) -> bool:
-    return bool(
-        value(connection, "select %s = any (proargnames) from pg_proc where proname = 'outbox_publish'", [name])
-    )
+    due(session, 1, content_class="agent_task")
+    assert len(deliver(session, claim(session).held)) == 1
+    assert value(session, "select content_class from core.event_handled") == "agent_task"
 
 
 def test_a_claim_that_is_no_longer_held_changes_nothing_and_leaves_no_key(session: Connection) -> None:
@@ -669,7 +663,9 @@ def test_a_worker_may_and_nobody_else(shared_database: str, name: str) -> None:
 def test_it_is_the_same_whatever_a_session_has_put_before_the_catalog(session: Connection, name: str) -> None:
     """A table or a function of the caller's must not be taken for the schema's."""
     session.execute("create temporary table outbox (id integer)")
-    session.execute("create function pg_temp.clock_timestamp() returns timestamptz language sql as $$ select null $$")
+    session.execute(
+        "create function pg_temp.clock_timestamp() returns timestamptz language sql as $$ select null::timestamptz $$"
+    )
     session.execute("set local search_path = pg_temp, public")
     event_id = due(session, 1)
     if name == "claim_from":

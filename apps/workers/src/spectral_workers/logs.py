@@ -21,7 +21,7 @@ from spectral.core.events.infrastructure.observability.log_writer import timesta
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -39,17 +39,18 @@ _SHOWN_FRAMES: Final = 50
 _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
 
 
-def configure_logs(identity: Identity, environ: Mapping[str, str]) -> None:
+def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[str], None] | None:
     """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
 
-    From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told.
+    From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. Answers what
+    takes JSON lines that are finished, if such lines are what is written and information is wanted.
 
     Raises:
         ConfigurationError: there is no such level.
     """
     level = level_from(environ)
     if structlog.is_configured():
-        return
+        return None
     rendering = readable(identity) if sys.stderr.isatty() else [Stamp(identity), render]
     lines = PatientWriter(sys.stderr)
     structlog.configure(
@@ -58,6 +59,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> None:
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
+    return None if sys.stderr.isatty() or level > logging.INFO else lines.msg
 
 
 def json_logger(identity: Identity, stream: TextIO) -> FilteringBoundLogger:

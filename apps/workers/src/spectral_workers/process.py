@@ -85,9 +85,9 @@ def run_worker(order: Order) -> int:
     consumers = locate_consumers(order.apps)
     identity = Identity.from_environ(order.environ, order.settings.generation, SERVICE)
     # After the imports: one of them may have configured the log, or a tracer provider, and keeps it.
-    configure_logs(identity, order.environ)
+    lines = configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
-    watched = _Watched.of(order, identity)
+    watched = _Watched.of(order, identity, lines)
     loop = _new_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="spectral-threads")
     loop.set_default_executor(executor)
@@ -121,11 +121,11 @@ class _Watched:
     recorder: Recorder | None
 
     @classmethod
-    def of(cls, order: Order, identity: Identity) -> _Watched:
+    def of(cls, order: Order, identity: Identity, lines: Callable[[str], None] | None) -> _Watched:
         """Have it watched by all there is; numbers are only kept if there is a port to read them on."""
         settings = named(order.settings)
         recorder = Recorder() if order.health is not None and prometheus.is_installed() else None
-        watch = standard_watch(identity, settings.name, {} if recorder is None else {"metrics": recorder})
+        watch = standard_watch(identity, settings.name, {} if recorder is None else {"metrics": recorder}, lines)
         return cls(replace(order, settings=settings), identity.service, watch, recorder)
 
 

@@ -10,11 +10,12 @@ from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from spectral.core.events import probe
+from spectral.core.events.infrastructure.observability.handled_line import HandledLine
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeVar
 
     from spectral.core.events.envelope import EventEnvelope
@@ -74,10 +75,19 @@ class LogTool:
     """Implements `Tool`: a line for every note.
 
     worker: whose notes these are, if they are a worker's. logger: a structlog logger to write with, whatever the
-    program has configured.
+    program has configured. lines: takes finished lines, where the worker's own log is in use, for those it writes most.
     """
 
-    def __init__(self, identity: Identity, worker: str | None = None, *, logger: object = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        worker: str | None = None,
+        *,
+        logger: object = None,
+        lines: Callable[[str], None] | None = None,
+    ) -> None:
+        self._lines = lines
+        self._handled = HandledLine(identity, worker)
         self._identity = self._who = _who(identity)
         self._named = {} if worker is None else {"worker": worker}
         self._publisher = LogWriter("spectral.publish", logger)
@@ -93,7 +103,7 @@ class LogTool:
         self._who = self._identity if at is None else {"timestamp": timestamp(at), **self._identity}
         match note:
             case probe.Finished():
-                self._finished(note)
+                self._finished(note, at)
             case probe.HandlerRan():
                 self._handler_ran(note)
             case probe.Published():
@@ -117,7 +127,12 @@ class LogTool:
 
     # what is told for every event of a busy worker, and so made in as few steps as possible
 
-    def _finished(self, note: probe.Finished) -> None:
+    def _finished(self, note: probe.Finished, at: float | None) -> None:
+        if self._lines is not None and at is not None:
+            line = self._handled.of(note, at)
+            if line is not None:
+                self._lines(line)
+                return
         result, error = _result(note.outcome)
         level = _LEVELS.get(result, INFO)
         write = self._log.at(level)

@@ -16,16 +16,24 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from spectral.core.events.infrastructure.observability.watch import Counting, Tool
     from spectral.core.events.settings import Identity
 
 
-def standard_watch(identity: Identity, worker: str | None = None, quick: Mapping[str, Counting] | None = None) -> Watch:
-    """The watch of a publisher, or of the worker of this name; `quick` tools only count in memory."""
+def standard_watch(
+    identity: Identity,
+    worker: str | None = None,
+    quick: Mapping[str, Counting] | None = None,
+    lines: Callable[[str], None] | None = None,
+) -> Watch:
+    """The watch of a publisher, or of the worker of this name.
+
+    quick: what only counts in memory. lines: takes finished lines, where the worker's own log is in use.
+    """
     slow: dict[str, Tool] = {
-        "logs": LogTool(identity, worker),
+        "logs": LogTool(identity, worker, lines=lines),
         "sentry": SentryTool(identity, worker),
         "otel_metrics": OpenTelemetryMetrics(),
         "otel_spans": BatchSpans(identity, worker),
