@@ -213,6 +213,8 @@ create function core.outbox_deliver(
     set search_path = pg_catalog, pg_temp
     set plan_cache_mode = force_generic_plan
     set enable_seqscan = off
+    -- Through the index rows are found, and locked, in the order of their ids; a bitmap has them in that of their pages.
+    set enable_bitmapscan = off
     set enable_nestloop = off
     set jit = off
     -- A key may be held uncommitted by a handler of minutes: the worker comes again.

@@ -28,6 +28,28 @@ from tests.acceptance.canary_stage import (
 from tests.acceptance.cli_desk import Desk
 from tests.acceptance.worker_process import WorkerProcess, eventually
 
+LOGGED = """
+import sys
+
+@platform.on("worlds.scan.logged")
+async def logs_its_errors(event: EventEnvelope, context: DeliveryContext, tx: Transaction) -> None:
+    try:
+        raise KeyError(event.payload["name"])
+    except KeyError as cause:
+        cause.add_note(event.payload["name"])
+        try:
+            raise RuntimeError(f"cannot reach postgresql://ada:kanarienvogel@db.example, {event.payload}") from cause
+        except RuntimeError as error:
+            context.logger.exception("logged an error")
+            context.logger.bind(more=1).error("logged an error", exc_info=error)
+            context.logger.critical("logged an error", exc_info=sys.exc_info())
+    try:
+        async with tx.connection.transaction():
+            await tx.execute("select complain(%s)", [event.payload["name"]])
+    except Exception:
+        context.logger.exception("logged an error")
+"""
+
 
 @pytest.fixture
 def sink() -> Iterator[Sink]:
@@ -120,8 +142,8 @@ def errors(connection: psycopg.Connection[Any]) -> dict[str, str]:
 
 
 def test_the_bird_is_heard_nowhere(dsn: str, connection: psycopg.Connection[Any], tmp_path: Path, sink: Sink) -> None:
-    (tmp_path / "app.py").write_text(APP)
-    said = publish(dsn, *FAILING)
+    (tmp_path / "app.py").write_text(APP + LOGGED)
+    said = publish(dsn, *FAILING, "logged")
     assert "PayloadNotJsonError" in said
     assert "DuplicateEventError" in said
     assert_quiet("what the publisher says", said)
@@ -130,6 +152,7 @@ def test_the_bird_is_heard_nowhere(dsn: str, connection: psycopg.Connection[Any]
         worker.wait_for("handled", times=len(FAILING), status_result="failed")
         worker.wait_for("handled", status_result="retry")
         worker.wait_for("handled it")
+        worker.wait_for("logged an error", times=4)
         for path in ("/health", "/ready", "/live", "/metrics"):
             status, answer = ask(port, path)
             assert status == 200, path
@@ -139,6 +162,12 @@ def test_the_bird_is_heard_nowhere(dsn: str, connection: psycopg.Connection[Any]
         worker.stop()
         assert worker.end() == 0
     assert_quiet("the log", worker.text)
+    assert (
+        worker.text.count(r"KeyError: '[payload]'\nwhich led to:")
+        == worker.text.count("RuntimeError: cannot reach postgres")
+        == 3
+    )
+    assert "RaiseException: no such thing as [payload] (P0001)" in worker.text
     for path, body in sink.received.items():
         assert_quiet(path, body.decode(errors="replace"))
     assert sink.received["/api/1/envelope/"].count(b'"fingerprint"') == len(FAILING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from spectral.core.embedded import Binaries, EmbeddedPostgresError
 from tests.acceptance.worker_process import PATIENCE, eventually, is_running
 
 SPECTRAL: Final = str(Path(sys.executable).with_name("spectral"))
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a directory of its own is made in it
+_DISK: Final = Path("/tmp")  # noqa: S108  likewise
 _APP: Final = """
 from spectral.core.events import Consumer, DeliveryContext, EventEnvelope, Transaction
 
@@ -111,15 +114,22 @@ def descendants(pid: int) -> list[int]:
 
 @pytest.fixture
 def project() -> Iterator[Path]:
-    """A directory with a short path, as projects have, that root's server (it runs as nobody) can reach."""
-    with TemporaryDirectory(prefix="spectral-dev-", dir="/tmp") as directory:
+    """A directory with a short path, as projects have, that root's server (it runs as nobody) can reach.
+
+    In memory where there is enough of it: kept data waits for the disk, and nothing here is about the disk.
+    """
+    parent = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**30 else _DISK
+    with TemporaryDirectory(prefix="spectral-dev-", dir=parent) as directory:
         Path(directory).chmod(0o711)
         yield Path(directory)
 
 
-def test_a_change_of_the_file_is_the_code_of_the_next_event(project: Path) -> None:
+# A server is made and migrated for each test, which takes longer than what is then looked at: hence few and long ones.
+
+
+def test_changed_code_handles_the_next_event_a_dead_worker_is_replaced_and_ephemeral_data_goes(project: Path) -> None:
     write(project, "first_name", "the old code")
-    with Dev(project) as dev:
+    with Dev(project, "--ephemeral") as dev:
         dev.until('"listening"')
         dev.publish(1)
         dev.until('"the old code".*"order": 1')
@@ -135,17 +145,26 @@ def test_a_change_of_the_file_is_the_code_of_the_next_event(project: Path) -> No
         dev.publish(3)
         write(project, "second_name", "mended")
         dev.until('"mended".*"order": 3')
+        assert "the old code" not in dev.log.partition("app.py changed")[2]
 
-        running = dev.processes()
+        *_, worker = re.findall(r'"worker": "[^"]*?-(\d+)-[0-9a-f]+"', dev.log)
+        starts = len(re.findall('"listening"', dev.log))
+        os.kill(int(worker), signal.SIGKILL)
+        dev.until("dev: the worker ended with code -9; again in 1 s, or when a file changes")
+        dev.until('"listening"', times=starts + 1)
+
+        running, home = dev.processes(), dev.sockets.parent
         assert len(running) > 3
-        assert dev.stop(signal.SIGINT) == 0
-        assert not any(map(is_running, running))
-    assert "the old code" not in dev.log.partition("app.py changed")[2]
-    assert dev.log.endswith("dev: ended\n")
-    assert (project / ".spectral/.gitignore").read_text() == "*\n"
+        assert (home / "data").exists()
+        dev.stop(signal.SIGKILL)
+        eventually(lambda: not any(map(is_running, running)), "every process has ended")
+        eventually(lambda: not home.exists(), "no data is left")
+    assert {each.name for each in project.iterdir()} - {"__pycache__"} == {"app.py", "out.txt", "err.txt"}
 
 
-def test_the_data_is_kept_and_another_generation_becomes_the_live_one(project: Path) -> None:
+def test_data_is_kept_another_generation_becomes_the_live_one_and_a_second_ctrl_c_waits_for_no_handler(
+    project: Path,
+) -> None:
     own = project / "migrations"
     own.mkdir()
     (own / "20990101000000_orders.sql").write_text("create schema shop; create table shop.orders (number bigint);")
@@ -154,9 +173,15 @@ def test_the_data_is_kept_and_another_generation_becomes_the_live_one(project: P
         dev.until('"listening"')
         dev.publish(1)
         dev.until('"noted".*"order": 1')
-        first = dev.exported
+        first, running = dev.exported, dev.processes()
         assert dev.stop(signal.SIGTERM) == 0
-    with Dev(project, "--directory", str(own), SPECTRAL_GENERATION="7") as dev:
+        assert not any(map(is_running, running))
+    assert dev.log.endswith("dev: ended\n")
+    assert (project / ".spectral/.gitignore").read_text() == "*\n"
+
+    with (project / "app.py").open("a") as app:
+        app.write("    import asyncio\n    await asyncio.sleep(3600)\n")
+    with Dev(project, "--directory", str(own), "--grace", "3600", SPECTRAL_GENERATION="7") as dev:
         dev.until('"listening"')
         assert dev.exported == {**first, "SPECTRAL_GENERATION": "7"}
         with psycopg.connect(dev.exported["SPECTRAL_DATABASE_URL"]) as connection:
@@ -165,36 +190,13 @@ def test_the_data_is_kept_and_another_generation_becomes_the_live_one(project: P
                 " from core.live_generation"
             ).fetchone()
         assert found == (7, 1, 0)
-        assert dev.stop(signal.SIGINT) == 0
-
-
-def test_ephemeral_data_is_gone_even_after_a_kill(project: Path) -> None:
-    write(project, "note", "noted")
-    with Dev(project, "--ephemeral") as dev:
-        dev.until('"listening"')
-        running, home = dev.processes(), dev.sockets.parent
-        assert (home / "data").exists()
-        dev.stop(signal.SIGKILL)
-        eventually(lambda: not any(map(is_running, running)), "every process has ended")
-        eventually(lambda: not home.exists(), "no data is left")
-    assert {each.name for each in project.iterdir()} == {"app.py", "out.txt", "err.txt"}
-
-
-def test_a_worker_that_dies_is_started_again_and_a_second_ctrl_c_waits_for_no_handler(project: Path) -> None:
-    write(project, "slow", "running")
-    with (project / "app.py").open("a") as app:
-        app.write("    import asyncio\n    await asyncio.sleep(3600)\n")
-    with Dev(project, "--ephemeral", "--grace", "3600") as dev:
-        dev.until('"listening"')
-        (worker,) = {int(pid) for pid in re.findall(r'"worker": "[^"]*?-(\d+)-[0-9a-f]+"', dev.log)}
-        os.kill(worker, signal.SIGKILL)
-        dev.until("dev: the worker ended with code -9; again in 1 s, or when a file changes")
-        dev.until('"listening"', times=2)
-        dev.publish(1)
-        dev.until('"running"')
+        dev.publish(2)
+        dev.until('"noted".*"order": 2')
+        running = dev.processes()
         dev.send(signal.SIGINT)
         dev.until('"stopping"')
         assert dev.stop(signal.SIGINT) == 0
+        assert not any(map(is_running, running))
     assert dev.log.endswith("dev: ended\n")
 
 

@@ -82,13 +82,14 @@ def test_the_way_from_an_empty_database_to_a_verified_one(spectral: Shell) -> No
 
 
 def test_tables_go_to_stdout_and_the_rest_to_stderr(spectral: Shell) -> None:
-    status = spectral("status")
+    status = spectral("status", NO_COLOR="1", TERM="xterm-256color")
     assert [line.split() for line in status.out.splitlines()] == [
         ["file", "state"],
         ["20250101000000_first.sql", "pending"],
         ["20250102000000_second.sql", "pending"],
     ]
     assert status.err.endswith("0 applied, 2 pending, 0 drifted\n")
+    assert "\x1b" not in status.out, "colours reach a pipe"
 
 
 def test_verify_exits_with_4_and_names_the_change(spectral: Shell) -> None:
@@ -136,7 +137,6 @@ def test_the_script_on_stdout_can_be_run_as_it_is(spectral: Shell) -> None:
 def test_all_of_the_script_needs_no_database(spectral: Shell) -> None:
     script = spectral("sql", "--all", SPECTRAL_DATABASE_URL="")
     assert script.code == 0
-    assert script.out == Shell("", spectral.directory)("sql", "--all").out
     assert "20250102000000_second" in script.out
 
 
@@ -171,10 +171,6 @@ def test_usage_errors_are_2(spectral: Shell) -> None:
     assert spectral("nonsense").code == 2
     assert spectral("up", "--lock-timeout", "0").code == 2
     assert spectral("status", SPECTRAL_DATABASE_URL="").code == 2
-
-
-def test_no_colour_codes_reach_a_pipe(spectral: Shell) -> None:
-    assert "\x1b" not in spectral("status", NO_COLOR="1", TERM="xterm-256color").out
 
 
 def test_lint_reports_findings_as_json_with_1(tmp_path: Path) -> None:

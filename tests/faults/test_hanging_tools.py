@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 import pytest
 
@@ -38,6 +40,23 @@ from tests.faults.plan import Plan
 
 dsn = os.environ["SPECTRAL_DATABASE_URL"]
 (platform,) = consumers(Plan(dsn=dsn, name="worker", max_retries=2), External(dsn))
+"""
+OWN_LOG: Final = """
+import sys
+import structlog
+from spectral.core.events import DeliveryContext, EventEnvelope
+
+structlog.configure(
+    processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+)
+
+@platform.on("worlds.scan.logged")
+async def logs(event: EventEnvelope, context: DeliveryContext) -> None:
+    context.logger.info("begun")
+    try:
+        raise ValueError(event.event_type)
+    except ValueError:
+        context.logger.exception("failed")
 """
 PAGE: Final = 4096
 
@@ -98,9 +117,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def working(stage: Stage, directory: Path, tools: Tools, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def working(
+    stage: Stage, directory: Path, tools: Tools, *options: str, app: str = APP
+) -> Iterator[subprocess.Popen[bytes]]:
     """A `spectral worker` on the handlers of the fault tests, told to stop in the end."""
-    (directory / "app.py").write_text(APP)
+    (directory / "app.py").write_text(app)
     process = subprocess.Popen(
         [SPECTRAL, "worker", "app:platform", "--grace", str(GRACE), *options],
         cwd=directory,
@@ -158,6 +179,19 @@ def test_a_worker_delivers_whatever_its_tools_do(
         stopped = time.monotonic()
     # Nothing runs any more, so all that could keep it are its tools; they get three seconds.
     assert time.monotonic() - stopped < GRACE
+
+
+def test_a_project_s_own_log_that_nobody_reads_stops_neither_handlers_nor_health(stage: Stage, tmp_path: Path) -> None:
+    port = free_port()
+    options = ("--health-port", str(port))
+    with hanging_tools() as watching, working(stage, tmp_path, watching, *options, app=APP + OWN_LOG):
+        stage.publish(20, "worlds.scan.logged")
+        stage.publish(20)
+        eventually(lambda: stage.statuses() == {"delivered": 40}, "all are delivered")
+        with urlopen(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE) as answer:
+            assert answer.status == HTTPStatus.OK
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < GRACE  # as above
 
 
 def test_tools_that_hang_do_not_slow_a_worker_down(stage: Stage, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -22,6 +22,7 @@ from spectral_workers.emitter import Emitter
 from tests.acceptance.test_cli_status import spectral
 from tests.faults.wire import Wire
 from tests.integration.delivery.platform_worker import until
+from tests.integration.test_doctor_pooler import pooled
 from tests.integration.test_insights import failed, in_flight, publish, sign_in
 from tests.migrations.schema import role
 
@@ -129,6 +130,45 @@ async def test_the_numbers_are_measured_again_and_again(login: str, connection: 
         publish(connection, 3)
         await until(lambda: values(one.samples(), metrics.BACKLOG).get(("platform", "1")) == 3)
         assert values(before, metrics.BACKLOG) == {}
+
+
+# behind a pooler
+
+
+def locks(connection: Connection) -> int:
+    """Sessions that hold the lock, whoever they belong to."""
+    row = connection.execute(
+        "select count(*) from pg_locks where locktype = 'advisory'"
+        " and ((classid::bigint << 32) | objid::bigint) = core.emitter_lock_key()"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def sources(way: str, sessions: int) -> list[str]:
+    """Where the settings of so many sessions of a pooler come from; they are in use at the same time, so there are."""
+    async with AsyncExitStack() as until_asked:
+        connecting = [psycopg.AsyncConnection.connect(way) for _ in range(sessions)]
+        connections = [await until_asked.enter_async_context(await each) for each in connecting]
+        query = "select source from pg_settings where name = 'tcp_keepalives_idle'"
+        return [row[0] for each in connections for row in await (await each.execute(query)).fetchall()]
+
+
+@pytest.mark.parametrize("is_said_to_be_direct", [False, True])
+async def test_behind_a_transaction_pooler_it_stands_down_and_leaves_nothing_behind(
+    login: str, connection: Connection, log: Log, *, is_said_to_be_direct: bool
+) -> None:
+    async with pooled(login, in_turn=True) as way:
+        before = await sources(way, 3)
+        settings = DatabaseSettings(dsn=way, direct_dsn=way if is_said_to_be_direct else "")
+        with Emitter(settings, "worker-1", OFTEN) as one:
+            await until(lambda: log and "spectral-emitter" not in [thread.name for thread in threading.enumerate()])
+            assert one.samples() == []
+        (line,) = log
+        assert "transaction pooler" in line["event"]
+        assert "SPECTRAL_DIRECT_URL" in line["remedy"]
+        assert await sources(way, 3) == before
+        assert locks(connection) == 0
 
 
 # what it says

@@ -11,14 +11,16 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from spectral.core.database import Database, RefusedError, connect
-from spectral.core.events import ConfigurationError
+from spectral.core.events import ConfigurationError, metrics
 from spectral.core.operations import insights_sql
 from spectral.core.operations.documents import as_document
+from spectral.core.operations.gauges import gauges
 from spectral.core.operations.insights import COUNT_CAP, Amount, Backlog, Snapshot, take_snapshot
 from spectral.core.operations.verdict import judge
+from spectral.core.operations.verdict_values import Limits
 from tests.migrations.schema import role
 from tests.migrations.test_schema_plans import EXPLAIN, nodes_of
 
@@ -87,6 +89,17 @@ async def test_an_empty_database_has_nothing_to_show(operator: Database) -> None
     ]
     assert {table.name for table in snapshot.tables} == {"core.audit", "core.event_handled", "core.outbox"}
     assert all(table.autovacuum for table in snapshot.tables)
+
+
+async def test_tables_have_their_full_names_whatever_the_search_path(database: str) -> None:
+    limits = Limits(partition=-1, relay=-1)
+    async with connect(conninfo.make_conninfo(database, options="-c search_path=core,public"), "test") as inside:
+        snapshot = await take_snapshot(inside)
+    assert [table.name for table in snapshot.tables] == ["core.audit", "core.event_handled", "core.outbox"]
+    (partition, relay) = (
+        sample.value for sample in gauges(snapshot, limits) if sample.metric is metrics.GROWTH_TRIGGER
+    )
+    assert (partition, relay) == (1, 1), "the rules of growth find the outbox"
 
 
 async def test_every_row_is_counted_where_it_belongs(operator: Database, connection: psycopg.Connection[Any]) -> None:

@@ -21,6 +21,7 @@ PATIENCE = 40.0
 
 COMMON = """
 import asyncio
+import logging
 import os
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,7 @@ import psycopg
 from spectral.core.events import Consumer, EventEnvelope, failpoints
 from spectral.core.events.bootstrap import publisher_for, worker
 
+logging.basicConfig(level=logging.INFO)
 platform = Consumer("platform")
 handled = []
 

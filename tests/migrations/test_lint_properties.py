@@ -84,7 +84,7 @@ def grants(draw: st.DrawFn) -> tuple[str, int, bool]:
     return before + draw(separated(words)) + ";", before.count("\n") + 1, crosses(objects, grantees)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(grants())
 def test_a_grant_is_found_exactly_when_it_crosses_contexts(case: tuple[str, int, bool]) -> None:
     sql, line, crossing = case
@@ -104,7 +104,7 @@ def test_the_same_grant_is_found_inside_code(case: tuple[str, int, bool]) -> Non
         assert {finding.rule for finding in lint_sql(hidden, path=Path("m.sql"))} == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet=st.sampled_from("grant selcto\n;'\"$-/*%\\()é\0|:=."), max_size=60))
 def test_no_text_makes_the_lint_fail(text: str) -> None:
     lint_sql(text, path=Path("m.sql"))

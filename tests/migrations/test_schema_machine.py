@@ -361,7 +361,7 @@ def run_machine(examples: int, *, shrink: bool, machine: type[Delivery] = Delive
 @pytest.mark.timeout(300)
 def test_the_functions_do_what_the_model_says_in_any_order(connection: Connection) -> None:
     prepare(connection)
-    run_machine(80, shrink=True)
+    run_machine(50, shrink=True)
 
 
 # The function, what is taken out of it, and what is put there instead: with it, the machine must notice.

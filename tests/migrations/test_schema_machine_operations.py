@@ -217,7 +217,7 @@ def prepare_releases(connection: Connection) -> None:
 @pytest.mark.timeout(300)
 def test_people_at_the_controls_break_nothing_in_any_order(connection: Connection) -> None:
     prepare_releases(connection)
-    run_machine(60, shrink=True, machine=Operation, steps=60)
+    run_machine(40, shrink=True, machine=Operation, steps=60)
 
 
 MUTATIONS = {

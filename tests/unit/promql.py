@@ -172,6 +172,8 @@ class _Evaluation:
             return self._now
         if name == "absent":
             return {} if self._vector(arguments[0]) else {frozenset(): 1.0}
+        if name == "absent_over_time":
+            return {} if self._range(cast("promql.MatrixSelector", arguments[0])) else {frozenset(): 1.0}
         if name == "histogram_quantile":
             share = self.value(arguments[0])
             assert isinstance(share, float)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import cast
 
 import psycopg
 import pytest
@@ -14,10 +17,12 @@ import structlog
 
 from spectral.core.events import ConfigurationError, probe
 from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
-from spectral.core.events.infrastructure.observability.outlet import flush_all
+from spectral.core.events.infrastructure.observability.outlet import CAPACITY, flush_all
+from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
-from spectral_workers.logs import LEVELS, configure_logs, json_logger
-from tests.unit.log_notes import NOTES, WHO, Line, delivery, finished, unconfigured_structlog
+from spectral_workers.logs import LEVELS, PatientWriter, configure_logs, json_logger, missed_lines
+from spectral_workers.process import _troubles
+from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, unconfigured_structlog
 
 CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]
 ORDERS = "a\nb\x1b[2J\x9b\x7f\x00\u2028\u2029\r"
@@ -168,3 +173,78 @@ def test_the_time_goes_on_within_a_second_and_beyond(monkeypatch: pytest.MonkeyP
         "2023-11-14T22:13:20.750000Z",
         "2023-11-14T22:13:21.500000Z",
     ]
+
+
+def test_a_handler_s_exception_is_told_without_its_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, io.StringIO())
+    try:
+        raise ValueError(f"no {CANARY}")  # noqa: TRY301  it is the line that is looked at
+    except ValueError:
+        cast("structlog.stdlib.BoundLogger", handler_logger(delivery(), "worlds.index", None, WHO)).exception("failed")
+    (line,) = documents(stream)
+    assert line["exception"].endswith("\nValueError: no [payload]")
+
+
+# lines that are not written
+
+
+class Stuck(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.let_go.wait(60)
+        return super().write(text)
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted_as_the_log_s() -> None:
+    watch = Watch({"logs": LogTool(WHO, "me")})
+    before = _troubles(watch)["logs"]
+    stream = Stuck()
+    writer = PatientWriter(stream)
+    for _ in range(2 * CAPACITY + 7):  # some of them may be on their way already
+        writer.msg("said")
+    stream.let_go.set()
+    assert flush_all(60)
+    dropped, failed = _troubles(watch)["logs"]
+    assert dropped - before[0] == writer.dropped == 2 * CAPACITY + 7 - len(stream.getvalue().splitlines())
+    assert writer.dropped >= 7
+    assert failed == before[1]
+
+
+def test_lines_that_cannot_be_written_are_counted_one_by_one() -> None:
+    before = missed_lines()
+    stream = io.StringIO()
+    writer = PatientWriter(stream)
+    stream.close()
+    for _ in range(3):
+        writer.msg("said")
+    assert flush_all(60)
+    assert missed_lines() == (before[0], before[1] + 3)
+    assert writer.failed == 3
+
+
+def test_the_child_of_a_fork_has_a_log_and_numbers_of_its_own() -> None:
+    script = """
+import os, sys
+from spectral.core.events.infrastructure.observability.outlet import flush_all
+from spectral.core.events.infrastructure.observability.recorder import Recorder
+from spectral.core.events.probe import LoopBlocked
+from spectral_workers.logs import LineWriter, PatientWriter
+recorder, plain, patient = Recorder(), LineWriter(sys.stdout), PatientWriter(sys.stdout)
+patient.msg("of the parent")
+with recorder._lock, plain._one, patient._one:
+    child = os.fork()
+    if child == 0:
+        plain.msg("plain")
+        patient.msg("patient")
+        recorder.tell(LoopBlocked(1.0))
+        assert flush_all(10)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+assert flush_all(10)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["plain", "patient", "of the parent"]

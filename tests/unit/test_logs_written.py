@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
-from uuid import UUID
 
 import pytest
 import structlog
@@ -15,8 +18,10 @@ import structlog
 from spectral.core.events import probe
 from spectral.core.events.infrastructure.observability import logs
 from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.outcome import Handled
 from tests.unit.log_notes import (
+    CANARY,
     NOTES,
     OTHER_TRACE,
     ROW,
@@ -128,17 +133,109 @@ def test_control_characters_are_escaped_and_a_percent_sign_is_only_that(caplog: 
     assert third.endswith(" more=1")
 
 
-@pytest.mark.usefixtures("unconfigured")
-def test_a_handler_s_exception_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    log: Any = handler_logger(delivery(), "worlds.index")
+def fail() -> None:
+    error = ValueError(f"no {CANARY}, postgresql://ada:{CANARY}@db/app")
+    error.add_note(CANARY)
+    raise error
+
+
+def log_a_failure(log: Any) -> None:  # noqa: ANN401  any logger
     try:
-        UUID("no")
+        fail()
     except ValueError:
         log.exception("failed")
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_handler_s_exception_says_where_it_came_from_and_nothing_of_the_payload(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_a_failure(handler_logger(delivery(), "worlds.index"))
     (record,) = caplog.records
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ValueError
-    assert (record.module, record.funcName) == ("test_logs_written", "test_a_handler_s_exception_has_its_traceback")
+    shown = logging.Formatter().format(record)
+    assert re.search(
+        r", in log_a_failure\nFile .*, in fail\nValueError: no \[payload\], postgresql://ada:\*+@db/app$", shown
+    )
+    assert CANARY not in shown + str(vars(record))
+    assert (record.module, record.funcName) == ("test_logs_written", "log_a_failure")
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_project_s_own_structlog_is_not_given_the_exception_either(lines: list[Line], *, bound: bool) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index", None, WHO)
+    log_a_failure(log.bind(more=1) if bound else log)
+    log_a_failure(log.new())
+    for line in lines:
+        assert "\nValueError: no [payload], " in line["exception"]
+        assert CANARY not in str(line)
+        assert "exc_info" not in line
+    assert len(lines) == 2
+
+
+# behind an outlet
+
+
+class Held(io.StringIO):
+    """A stream that takes nothing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered, self.let_go = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.entered.set()
+        assert self.let_go.wait(60)
+        return super().write(text)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    stream = Held()
+    yield stream
+    stream.let_go.set()
+    assert flush_all(60)
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_handler_s_lines_wait_for_nobody_and_keep_their_order_and_their_context(held: Held) -> None:
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, structlog.processors.JSONRenderer()],
+        logger_factory=structlog.WriteLoggerFactory(held),
+    )
+    log: Any = handler_logger(delivery(), "worlds.index", None, WHO)
+    listed: list[int] = []
+    for number in range(100):
+        with structlog.contextvars.bound_contextvars(request=number):
+            log.info("said", listed=listed)
+        listed.append(number)
+    assert held.entered.wait(60)
+    held.let_go.set()
+    assert flush_all(60)
+    said = [json.loads(line) for line in held.getvalue().splitlines()]
+    assert [(line["request"], len(line["listed"])) for line in said] == [(number, number) for number in range(100)]
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_a_handler_s_records_wait_for_nobody_and_keep_their_order(held: Held) -> None:
+    handler = logging.StreamHandler(held)
+    handler.setFormatter(logging.Formatter("%(funcName)s %(message)s"))
+    logger = logging.getLogger("spectral.handler")
+    logger.addHandler(handler)
+    try:
+        log: Any = handler_logger(delivery(), "worlds.index", None, WHO)
+        for number in range(100):
+            log.warning("said", number=number)
+        assert held.entered.wait(60)
+        held.let_go.set()
+        assert flush_all(60)
+    finally:
+        logger.removeHandler(handler)
+    said = held.getvalue().splitlines()
+    assert [line.rpartition("=")[2] for line in said] == [str(number) for number in range(100)]
+    assert {line.split()[0] for line in said} == {"test_a_handler_s_records_wait_for_nobody_and_keep_their_order"}
+
+
+# without structlog
 
 
 @pytest.mark.usefixtures("unconfigured")

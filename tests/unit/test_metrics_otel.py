@@ -87,6 +87,15 @@ def test_many_types_of_events_make_two_hundred_series_and_one(reader: InMemoryMe
     assert sum(name == "messaging.client.consumed.messages" for name, _ in collected(reader)) == 201
 
 
+def test_two_watches_of_a_process_count_together(reader: InMemoryMetricReader) -> None:
+    first, second = OpenTelemetryMetrics(), OpenTelemetryMetrics()
+    for tool in (first, first, second):
+        tool.tell(finished())
+    values = {name: point for (name, _), point in collected(reader).items()}
+    assert values["messaging.client.consumed.messages"].value == 3
+    assert values["spectral.ack.duration"].count == 3
+
+
 def test_while_there_is_no_provider_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(_: object) -> None:
         raise AssertionError("measured for nobody")

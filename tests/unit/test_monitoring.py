@@ -48,11 +48,6 @@ def acks(fast: float, slow: float) -> list[Series]:
     return histogram(prometheus_name(metrics.ACK_DURATION), rates, context="platform", **_AT)
 
 
-def is_measured(now: float) -> float:
-    """The emitter looks every half minute."""
-    return now - now % 30
-
-
 HEALTHY: Final = (
     gauge(metrics.BACKLOG, 12, **_PLACE),
     gauge(metrics.BACKLOG_OLDEST_SECONDS, 2, **_PLACE),
@@ -66,7 +61,8 @@ HEALTHY: Final = (
     gauge(metrics.SWEEP_LATE, 0),
     gauge(metrics.GROWTH_TRIGGER, 0, step="partition"),
     gauge(metrics.GROWTH_TRIGGER, 0, step="relay"),
-    gauge(metrics.EMITTER_TIMESTAMP, is_measured),
+    gauge(metrics.EMITTER_UP, 1),
+    gauge(metrics.WORKER_GENERATION, 7),
     gauge(metrics.EAR_DOWN_SECONDS, 0),
     gauge(metrics.LOOP_BLOCKED_SECONDS, 0),
     gauge(metrics.WORKER_STATE, 0, state="dead"),
@@ -102,7 +98,7 @@ PLANTED: Final[dict[str, tuple[list[Series], dict[str, str]]]] = {
         [counter(metrics.HANDLERS_RAN_AWAY, 0.002, context="platform", handler="platform.index")],
         {"context": "platform", "handler": "platform.index"},
     ),
-    "SpectralEmitterSilent": ([gauge(metrics.EMITTER_TIMESTAMP, lambda now: min(now, 30.0))], {}),
+    "SpectralEmitterSilent": ([gauge(metrics.EMITTER_UP, lambda _: None)], {}),
     "SpectralNotesDropped": ([counter(metrics.PROBE_DROPPED, 5, tool="logs")], {"tool": "logs"}),
     "SpectralNotifyQueueFills": ([gauge(metrics.NOTIFY_QUEUE_USAGE, 0.25)], {}),
     "SpectralNotifyQueueHalfFull": ([gauge(metrics.NOTIFY_QUEUE_USAGE, 0.5)], {}),
@@ -308,15 +304,36 @@ EDGES: Final = (
     Edge("SpectralAckSlow", tuple(acks(fast=0.0001, slow=0.001)), fires=False, why="slow, but too few to judge"),
     Edge(
         "SpectralEmitterSilent",
-        (gauge(metrics.EMITTER_TIMESTAMP, lambda _: None),),
+        (gauge(metrics.EMITTER_UP, lambda _: None), gauge(metrics.WORKER_GENERATION, lambda _: None)),
         fires=True,
-        why="never there at all",
+        why="no worker was ever scraped",
     ),
     Edge(
         "SpectralEmitterSilent",
-        (gauge(metrics.EMITTER_TIMESTAMP, lambda now: is_measured(now) if now < 300 else None),),
+        (
+            gauge(metrics.EMITTER_UP, lambda now: 1.0 if now < 300 else None),
+            gauge(metrics.WORKER_GENERATION, lambda now: 7.0 if now < 300 else None),
+        ),
         fires=True,
         why="its worker is gone, and its series with it",
+    ),
+    Edge(
+        "SpectralEmitterSilent",
+        (gauge(metrics.EMITTER_UP, lambda now: None if 300 <= now < 360 else 1.0),),
+        fires=False,
+        why="another one took over",
+    ),
+    Edge(
+        "SpectralEmitterSilent",
+        (gauge(metrics.EMITTER_TIMESTAMP, lambda now: now - 900),),
+        fires=False,
+        why="the database's clock, or the worker's, is slow",
+    ),
+    Edge(
+        "SpectralEmitterSilent",
+        (gauge(metrics.EMITTER_UP, lambda _: None), gauge(metrics.EMITTER_TIMESTAMP, lambda now: now + 900)),
+        fires=True,
+        why="nobody measures, and the last who did had a fast clock",
     ),
 )
 
@@ -349,6 +366,23 @@ def test_databases_are_told_apart_by_the_labels_that_one_names() -> None:
     series = [steady(usage, 0.3, job="staging"), steady(usage, 0.1, job="production")]
     fills = next(alert for alert in alerts(by=("job",)) if alert.name == "SpectralNotifyQueueFills")
     assert fires(fills, series, until=600) == {frozenset({("job", "staging")})}
+
+
+@pytest.mark.parametrize("workers", ["stay", "go"])
+def test_a_database_that_nobody_measures_is_missed_for_hours_beside_one_that_is(workers: str) -> None:
+    def until_ten_minutes(now: float) -> float | None:
+        return 1.0 if now < 600 else None
+
+    up, generation = prometheus_name(metrics.EMITTER_UP), prometheus_name(metrics.WORKER_GENERATION)
+    series = [
+        *(steady(name, 1, job="production", instance="a") for name in (up, generation)),
+        Series(up, {"job": "staging", "instance": "b"}, until_ten_minutes),
+        Series(generation, {"job": "staging", "instance": "b"}, until_ten_minutes if workers == "go" else lambda _: 7),
+    ]
+    silent = next(alert for alert in alerts(by=("job",)) if alert.name == "SpectralEmitterSilent")
+    for hours in (1, 3, 6):
+        found = firing(series, silent.expr, silent.for_.total_seconds(), until=hours * HOUR, every=300)
+        assert found == {frozenset({("job", "staging")})}, hours
 
 
 def test_every_rule_keeps_the_labels_that_tell_databases_apart() -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from spectral.core.events.metrics import EMITTER_TIMESTAMP, Sample, prometheus_labels, prometheus_name
+from spectral.core.events.metrics import Sample, prometheus_labels, prometheus_name
 from spectral.core.operations.doctor import checks_growth
 from spectral.core.operations.gauges import gauges
 from spectral.core.operations.insights import Amount, Brake, Holder, Snapshot
@@ -148,7 +148,7 @@ CASES: Final = (
 
 def series(snapshot: Snapshot) -> list[Series]:
     """The gauges of a look, as if every look for two hours had been like it."""
-    return [steadily(sample) for sample in [*gauges(snapshot, LIMITS), Sample(EMITTER_TIMESTAMP, (), 0.0)]]
+    return [steadily(sample) for sample in gauges(snapshot, LIMITS)]
 
 
 def steadily(sample: Sample) -> Series:

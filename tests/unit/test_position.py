@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from spectral.core.events.delivery import position as module
-from spectral.core.events.delivery.position import Position
+from spectral.core.events.delivery.position import Position, Positions
 from spectral.core.events.lease import Delivery
 from spectral.core.events.ports import ClaimAnswer, ClaimAsk
 from spectral.core.events.routes import Line
@@ -122,6 +122,52 @@ def test_a_walk_that_began_at_the_beginning_goes_on_and_does_not_begin_again() -
     walk.answer(now=100)
     assert not walk.position.walks_on
     assert walk.next(from_the_beginning=True).start is None
+
+
+def test_a_look_from_the_beginning_does_not_go_on_with_a_walk_that_began_elsewhere() -> None:
+    walk = Walk(beside_another())
+    walk.answer(now=5)
+    walk.next()
+    walk.answer(now=100, reached=7)
+    assert walk.position.walks_on
+    assert walk.next(from_the_beginning=True).start is None
+    walk.answer(now=100, reached=1)
+    assert walk.next(from_the_beginning=True).start == at(1)
+    assert not walk.position.saw_all
+    walk.answer(now=101)
+    assert walk.position.saw_all
+
+
+def test_a_walk_from_elsewhere_that_ends_has_not_seen_all() -> None:
+    walk = Walk(beside_another())
+    walk.answer(now=5)
+    walk.next()
+    walk.answer(now=6)
+    assert not walk.position.saw_all
+
+
+def test_each_choice_of_types_has_a_position_and_a_new_one_starts_at_that_of_all_types() -> None:
+    line = Line("platform", ("worlds.scan.completed", "worlds.scan.started"), ("platform.project",), transactional=True)
+    positions = Positions((line,), lambda: 0.5)
+    walk = Walk(positions.of(line, line.event_types))
+    walk.answer(now=5)
+    some = Walk(positions.of(line, ("worlds.scan.started",)))
+    assert some.ask.start == at(5) - module._SLACK
+    some.answer(now=100)
+    assert walk.next().start == at(5) - module._SLACK
+    assert positions.of(line, ("worlds.scan.started",)) is some.position
+
+
+def test_only_so_many_choices_of_types_are_remembered() -> None:
+    types = tuple(f"worlds.scan.of_{number}" for number in range(100))
+    line = Line("platform", types, ("platform.project",), transactional=True)
+    positions = Positions((line,), lambda: 0.5)
+    of_all = positions.of(line, types)
+    first = positions.of(line, types[:1])
+    for each in types:
+        positions.of(line, (each,))
+    assert positions.of(line, types) is of_all
+    assert positions.of(line, types[:1]) is not first
 
 
 def test_a_walk_ends_with_the_first_row_that_is_found() -> None:

@@ -308,6 +308,28 @@ time.sleep(3600)
     assert (done.returncode, done.stdout) == (0, "told told ")
 
 
+def test_every_signal_is_heard_though_a_project_s_own_log_takes_no_line() -> None:
+    script = """
+import fcntl, os, signal, sys, time
+import structlog
+from spectral_workers import stopping
+reader, writer = os.pipe()
+os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)))
+os.dup2(writer, 2)
+structlog.configure(processors=[structlog.processors.JSONRenderer()],
+                    logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+stopping._INSISTED = 3600  # only the third signal ends it
+def stop():
+    os.write(1, b"told ")
+    os.kill(os.getpid(), signal.SIGTERM)
+stopping.StopSignals(3600).tell(stop)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(3600)
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "told told ")
+
+
 # the parent of several
 
 

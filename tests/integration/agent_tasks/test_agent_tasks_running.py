@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 
 from spectral.core.events import (
     NotInTransactionError,
+    TerminalHandlerError,
 )
 from spectral.platform.agent_tasks import (
     AgentTask,
@@ -62,6 +63,18 @@ async def test_tasks_share_a_conversation_that_is_named(desk: Desk) -> None:
     assert second.conversation_id == first.conversation_id
     with pytest.raises(psycopg.errors.NoDataFound, match="no conversation"):
         await desk.enqueue(conversation_id=uuid4())
+
+
+async def test_what_an_error_quotes_of_the_tasks_input_is_not_kept(desk: Desk) -> None:
+    async def quoting(task: AgentTask, run: TaskRun) -> None:
+        assert run.fence == 1
+        raise TerminalHandlerError(f"no report about {task.input['topic']} in {task.input}")
+
+    found = await desk.enqueue(input={"topic": "canary8472"})
+    await desk.drain(quoting)
+    assert desk.task(found.id, "status, last_error") == (
+        ("failed", "TerminalHandlerError: no report about [payload] in {'[payload]'}")
+    )
 
 
 async def test_a_failure_that_may_pass_is_tried_again_and_seen_on_the_task(desk: Desk) -> None:

@@ -62,7 +62,7 @@ async def test_a_slow_plain_type_with_a_backlog_does_not_keep_a_fast_one_waiting
     await heap(bench, COMPLETED, 300)
     await bench.publish(*range(100), event_type=STARTED)
     async with bench.running(platform, concurrency=10):
-        await until(lambda: len(fast) == 100)
+        await until(lambda: len(fast) == 100, within=10)
         assert begun
         assert not let_go.is_set()
         let_go.set()
@@ -89,7 +89,7 @@ async def test_a_slow_plain_type_that_comes_later_does_not_keep_a_fast_one_waiti
         await bench.publish(*range(300))
         await until(lambda: begun)
         await bench.publish(*range(100), event_type=STARTED)
-        await until(lambda: len(fast) == 100)
+        await until(lambda: len(fast) == 100, within=10)
         let_go.set()
         await until(lambda: bench.all_are("delivered"))
 
@@ -135,6 +135,28 @@ async def test_a_slow_transactional_type_of_one_place_leaves_the_other_lane_to_a
     async with bench.running(platform, lanes=2):
         await until(lambda: bench.value("select count(*) = 60 from public.effects where handler = 'quick'"))
         assert len(begun) == 1
+        let_go.set()
+        await until(lambda: bench.all_are("delivered"))
+
+
+async def test_a_slow_row_in_one_lane_leaves_the_other_lane_to_all_that_come_later(
+    bench: Bench, platform: Consumer
+) -> None:
+    let_go = asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        if scan.number == 0:
+            await let_go.wait()
+        await write_effect(tx, "project", scan.number)
+
+    async with bench.running(platform, lanes=2) as worker:
+        await bench.publish(0)
+        await until(lambda: worker.health().running == 1)
+        for first in range(1, 100, 25):
+            await bench.publish(*range(first, first + 25))
+        await until(lambda: bench.value("select count(*) = 100 from public.effects where number > 0"), within=10)
+        assert worker.health().held == 1
         let_go.set()
         await until(lambda: bench.all_are("delivered"))
 

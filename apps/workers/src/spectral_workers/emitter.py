@@ -4,6 +4,10 @@ Elected by an advisory lock that its session holds. It is asked for on a connect
 keeps: when that is gone, for whatever reason, the server lets go of the lock and the next one to ask goes on. The
 others close theirs and ask again.
 
+A transaction pooler lends it another session from one statement to the next, and the lock would stay with one of them:
+nobody could be elected. So it does not stand behind a pooler, unless it was told that this is the direct way and keeps
+its session. Who stands down says which variable is missing, and does not ask again.
+
 In a thread with an event loop of its own: nothing that happens here reaches the worker. A database that is away, slow,
 or without the rights or the schema it needs, costs the numbers and one line of the log.
 """
@@ -18,12 +22,12 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, Self
 
-import structlog
-
 from spectral.core.database import connect
 from spectral.core.events import metrics
 from spectral.core.events.describe import describe
+from spectral.core.events.infrastructure.observability.log_writer import patient_logger
 from spectral.core.events.metrics import Sample
+from spectral.core.events.settings import DIRECT_VARIABLE
 from spectral.core.operations import growth
 from spectral.core.operations.gauges import gauges
 from spectral.core.operations.insights import take_snapshot
@@ -52,12 +56,19 @@ _KEPT: Final = 3
 _SOON: Final = 0.1
 _JITTER: Final = 0.1
 
-# The server, too, has to notice that this machine is gone, or nobody could take over.
+_TRIES: Final = 20
+"""To get back the session with the lock: a pooler lends its sessions in turn, or the last one again."""
+
+# The server, too, has to notice that this machine is gone, or nobody could take over. Not on a session that is lent:
+# the settings would stay with it. A pooler makes up the process that it tells its clients of when they connect.
 _SHOW_LIFE: Final = b"""
 select set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '3', false),
     set_config('tcp_keepalives_count', '3', false)
+where pg_backend_pid() = %s
 """
-_STAND: Final = b"select pg_try_advisory_lock(core.emitter_lock_key())"
+_STAND: Final = b"select pg_try_advisory_lock(core.emitter_lock_key()), pg_backend_pid()"
+_WHO: Final = b"select pg_backend_pid()"
+_LET_GO: Final = b"select pg_advisory_unlock(core.emitter_lock_key()) where pg_backend_pid() = %s"
 
 
 class Emitter:
@@ -71,9 +82,11 @@ class Emitter:
         self, database: DatabaseSettings, worker: str, every: timedelta = EVERY, *, limits: Limits | None = None
     ) -> None:
         self._dsn = database.direct_dsn or database.dsn
+        self._is_said_to_be_direct = bool(database.direct_dsn)
         self._every = every.total_seconds()
         self._limits = limits or Limits()
-        self._log = structlog.get_logger("spectral.worker").bind(worker=worker)
+        self._worker = worker
+        self._is_pooled = False
         self._shown: tuple[float, list[Sample]] | None = None
         self._told: str | None = None
         self._named: tuple[object, ...] | None = None
@@ -118,7 +131,7 @@ class Emitter:
     async def _work(self) -> None:
         # Workers are started together; they need not all ask in the same instant.
         await asyncio.sleep(self._every * _SOON * random.random())  # noqa: S311  no secret
-        while True:
+        while not self._is_pooled:
             await self._serve_a_term()
             await self._pause()
 
@@ -129,21 +142,29 @@ class Emitter:
                 async with asyncio.timeout(_CONNECT):
                     connecting = connect(self._dsn, "emitter", statement_timeout=_STATEMENT)
                     database = await open_meanwhile.enter_async_context(connecting)
-                    await database.tuples(_SHOW_LIFE)
-                    is_elected: bool = await database.value(_STAND)
+                    told = database.connection.info.backend_pid
+                    if not self._is_said_to_be_direct and await database.value(_WHO) != told:
+                        self._stand_down()
+                        return
+                    await database.tuples(_SHOW_LIFE, [told])
+                    (is_elected, pid), *_ = await database.tuples(_STAND)
                 if not is_elected:
                     self._tell("debug", "another worker measures the database")
                     return
-                await self._measure(database)
+                await self._measure(database, pid)
         except Exception as error:  # noqa: BLE001  the worker delivers with or without its numbers
             reason = "no answer in time" if isinstance(error, TimeoutError) else describe(error)
             self._tell("warning", "the database cannot be measured", error=reason)
         finally:
             self._shown = None
 
-    async def _measure(self, database: Database) -> None:
+    async def _measure(self, database: Database, pid: int) -> None:
         while True:
             async with asyncio.timeout(_LOOK):
+                if await database.value(_WHO) != pid:
+                    self._stand_down()
+                    await _let_go(database, pid)
+                    return
                 snapshot = await take_snapshot(database)
             self._tell("info", "this worker measures the database")
             self._name_holder(snapshot)
@@ -152,10 +173,16 @@ class Emitter:
                 [
                     *gauges(snapshot, self._limits),
                     Sample(metrics.EMITTER_UP, (), 1.0),
-                    Sample(metrics.EMITTER_TIMESTAMP, (), snapshot.taken_at.timestamp()),
+                    Sample(metrics.EMITTER_TIMESTAMP, (), time.time()),
                 ],
             )
             await self._pause()
+
+    def _stand_down(self) -> None:
+        """For good: another connection would lead through the same pooler."""
+        self._is_pooled = True
+        remedy = f"set {DIRECT_VARIABLE} to an address of the server that keeps its session for each connection"
+        self._tell("warning", "the database cannot be measured through a transaction pooler", remedy=remedy)
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._every * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311  no secret
@@ -182,4 +209,11 @@ class Emitter:
 
     def _write(self, level: Level, message: str, **fields: object) -> None:
         with suppress(Exception):  # a log that cannot be written must not end the measuring
-            getattr(self._log, level)(message, **fields)
+            getattr(patient_logger("spectral.worker").bind(worker=self._worker), level)(message, **fields)
+
+
+async def _let_go(database: Database, pid: int) -> None:
+    """Unlock, should the session with the lock be lent again."""
+    for _ in range(_TRIES):
+        if await database.tuples(_LET_GO, [pid]):
+            return

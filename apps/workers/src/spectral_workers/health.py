@@ -6,6 +6,7 @@
     /metrics  for Prometheus, one scrape at a time
 
 Counts and times only, so there is nothing to protect; still it listens on this machine alone unless told otherwise.
+Whoever connects and does not get round to asking is hung up on: in time, or when there is no room for others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import socket
 import socketserver
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +29,15 @@ if TYPE_CHECKING:
 
     from spectral.core.events.delivery.health import Health
 
+    Accepted = socket.socket | tuple[bytes, socket.socket]
+    """What socketserver takes for a request: of TCP it is the connection."""
+
 _SECONDS_FOR_A_REQUEST: Final = 5
+_SECONDS_TO_ASK: Final = 5.0
+"""From the connection to the end of the request: a byte now and then does not make it longer."""
+_AT_ONCE: Final = 32
+"""So many connections have a thread."""
+_A_MOMENT: Final = 0.1
 _JSON: Final = "application/json"
 _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
 _NO_METRICS: Final = "there are no metrics here; pip install 'spectral-events[metrics]' and start the worker again"
@@ -70,17 +80,62 @@ def health_endpoint(
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
     def __init__(self, address: Address, health: Callable[[], Health], metrics: Callable[[], bytes] | None) -> None:
         self.health = health
         self.metrics = metrics
         self.scraping = threading.Lock()
+        self._room = threading.Semaphore(_AT_ONCE)
+        # Until when they may ask, the oldest first: they come one by one.
+        self._asking: dict[Accepted, float] = {}
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         super().__init__(address, _Request)
 
     def server_bind(self) -> None:
         socketserver.TCPServer.server_bind(self)  # not the parent's: it asks the DNS for this machine's name
         self.server_name, self.server_port = "", self.socket.getsockname()[1]
+
+    def process_request(self, request: Accepted, client_address: object) -> None:
+        """In a thread, if there is room or somebody who has not asked yet makes room; else whoever came is sent off."""
+        if not self._room.acquire(blocking=False):
+            self._hang_up(list(self._asking)[:1])
+            if not self._room.acquire(timeout=_A_MOMENT):
+                self.shutdown_request(request)
+                return
+        self._asking[request] = time.monotonic() + _SECONDS_TO_ASK
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # the process has no room for another thread
+            self._end(request)
+            raise
+
+    def process_request_thread(self, request: Accepted, client_address: object) -> None:
+        """See `ThreadingMixIn`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._end(request)
+
+    def _end(self, request: Accepted) -> None:
+        self.has_asked(request)
+        self._room.release()
+
+    def has_asked(self, request: Accepted) -> None:
+        """What is left is to answer, which has its own time."""
+        self._asking.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Called about every tenth of a second."""
+        now = time.monotonic()
+        self._hang_up([request for request, until in list(self._asking.items()) if until < now])
+
+    def _hang_up(self, requests: list[Accepted]) -> None:
+        for request in requests:
+            self._asking.pop(request, None)
+            if isinstance(request, socket.socket):
+                with suppress(OSError):  # it has hung up itself
+                    request.shutdown(socket.SHUT_RDWR)  # its thread notices
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up in the middle is its own business."""
@@ -103,6 +158,7 @@ class _Request(BaseHTTPRequestHandler):
         """Probes come every few seconds; they are no news."""
 
     def _answer(self, *, with_body: bool) -> None:
+        self.server.has_asked(self.connection)
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer_scrape(with_body=with_body)

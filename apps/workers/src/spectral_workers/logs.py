@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TextIO
+from weakref import WeakSet
 
 import structlog
 
-from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError
-from spectral.core.events.infrastructure.observability.log_writer import timestamp
+from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
+from spectral.core.events.infrastructure.observability.told import without_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -33,10 +34,10 @@ LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggin
 
 # What could move a terminal's cursor or forge a line of its own: C0, DEL, C1 and Unicode's own ends of lines.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SHOWN_FRAMES: Final = 50
 # Escapes all of the above, and whatever else is not printable ASCII. Made once: json.dumps would make one for a line.
 # A circle ends in a RecursionError as well; to look out for it takes time on every line.
 _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
+_writers: Final[WeakSet[LineWriter]] = WeakSet()
 
 
 def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[str], None] | None:
@@ -99,11 +100,7 @@ class Stamp:
         """See `Processor`."""
         # A key that is there already keeps its place and gets the new value.
         stamped = {"timestamp": timestamp(time.time()), "level": method, "event": None, **self._who, **event}
-        if "exc_info" in stamped:
-            told = exception_told(stamped.pop("exc_info"))
-            if told is not None:
-                stamped["exception"] = told
-        return stamped
+        return without_exception(stamped)
 
 
 def render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -120,6 +117,11 @@ class LineWriter:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self.start_anew()
+        _writers.add(self)
+
+    def start_anew(self) -> None:
+        """Without a line under way; also in the child of a fork, where whoever wrote it is missing."""
         self._one = threading.Lock()
 
     def msg(self, line: str) -> None:
@@ -135,15 +137,23 @@ class LineWriter:
 class PatientWriter(LineWriter):
     """The same behind an outlet: whoever logs goes on, even if nobody reads, or nobody can be written to any more.
 
-    What has gathered is written at once: one call of the system for many lines.
+    What has gathered is written at once: one call of the system for many lines. dropped, failed: how many lines were
+    not written for want of room, or because they could not be.
     """
 
+    is_patient = True
+
     def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
         self._outlet = Outlet("lines")
+        self.dropped = 0
+        self.failed = 0
+        super().__init__(stream)
+
+    def start_anew(self) -> None:
+        """Without those of the parent, which writes them itself."""
+        super().start_anew()
         self._waiting: deque[str] = deque()
         self._is_told = False
-        self.dropped = 0
 
     def msg(self, line: str) -> None:
         """Have it written soon, or drop it if too much waits already."""
@@ -162,9 +172,18 @@ class PatientWriter(LineWriter):
             while True:
                 lines.append(self._waiting.popleft())
         if lines:
-            super().msg("\n".join(lines))
+            try:
+                super().msg("\n".join(lines))
+            except (OSError, ValueError):  # nobody is there any more
+                self.failed += len(lines)
 
     debug = info = warning = warn = error = critical = exception = fatal = log = failure = err = msg
+
+
+def missed_lines() -> tuple[int, int]:
+    """How many lines of this process were dropped, and how many failed, whoever said them."""
+    patient = [each for each in list(_writers) if isinstance(each, PatientWriter)]
+    return SAID.dropped + sum(each.dropped for each in patient), SAID.failed + sum(each.failed for each in patient)
 
 
 def readable(identity: Identity) -> list[Processor]:
@@ -181,33 +200,6 @@ def printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDi
     return shown
 
 
-def exception_told(exc_info: object) -> str | None:
-    """Where an exception came from, and what may be kept of it: no local variables, nothing that it quotes."""
-    if isinstance(exc_info, BaseException):
-        error: object = exc_info
-    elif isinstance(exc_info, tuple):
-        error = exc_info[1] if len(exc_info) > 1 else None
-    else:
-        error = sys.exc_info()[1] if exc_info else None
-    if not isinstance(error, BaseException):
-        return None
-    return "\nwhich led to:\n".join(reversed([_frames(each) + describe(each) for each in _chain(error)]))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what it came from, and so on."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _frames(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__, limit=-_SHOWN_FRAMES)
-    return "".join(f'File "{each.filename}", line {each.lineno}, in {each.name}\n' for each in frames)
-
-
 def _repr(value: object) -> str:
     try:
         return repr(value)
@@ -217,3 +209,11 @@ def _repr(value: object) -> str:
 
 def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def _after_fork() -> None:
+    for writer in list(_writers):
+        writer.start_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -19,12 +19,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
+from spectral.core.events.infrastructure.observability.log_writer import patient_logger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import standard_watch
@@ -32,7 +31,7 @@ from spectral.core.events.settings import SERVICE_VARIABLES, Identity
 from spectral_workers.emitter import Emitter
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
-from spectral_workers.logs import SERVICE, configure_logs
+from spectral_workers.logs import SERVICE, configure_logs, missed_lines
 from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
@@ -153,7 +152,7 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         if order.health is not None:
             metrics = None if watched.recorder is None else partial(_scrape, watched.recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
-            log = structlog.get_logger("spectral.worker")
+            log = patient_logger("spectral.worker")
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
         signals.tell(lambda: loop.call_soon_threadsafe(listener.stop))
         try:
@@ -169,7 +168,15 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
 
 def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
     """How the worker is now, what its tools missed, and what the emitter has measured."""
-    return [*health_samples(listener.health()), *trouble_samples(watch.troubles()), *emitter.samples()]
+    return [*health_samples(listener.health()), *trouble_samples(_troubles(watch)), *emitter.samples()]
+
+
+def _troubles(watch: Watch) -> dict[str, tuple[int, int]]:
+    """What the tools missed; the log also what it was told in time and could not write."""
+    troubles = watch.troubles()
+    dropped, failed = troubles.get("logs", (0, 0))
+    missed = missed_lines()
+    return troubles | {"logs": (dropped + missed[0], failed + missed[1])}
 
 
 def _scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:

@@ -20,8 +20,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-import structlog
-
+from spectral.core.events.infrastructure.observability.log_writer import say_later
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 
 if TYPE_CHECKING:
@@ -67,14 +66,15 @@ class StopSignals:
             try:
                 received = self._reader.recv(64)
             except TimeoutError:
-                _say("error", "left by force", reason="handlers did not let it end in time")
+                say_later("spectral.worker", "error", "left by force", reason="handlers did not let it end in time")
                 leave(0)
             for number in received:
                 if number in SIGNALS:
                     heard += 1
                     deadline = time.monotonic() + (self._patience if heard == 1 else _INSISTED)
                     self._pass_on(heard)
-                    _say("info", "told to stop", signal=signal.Signals(number).name, times=heard)
+                    name = signal.Signals(number).name
+                    say_later("spectral.worker", "info", "told to stop", signal=name, times=heard)
 
     def _pass_on(self, heard: int) -> None:
         if self._stop is None or heard > len(("drain", "force")):
@@ -98,9 +98,3 @@ def _write_the_rest() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-
-
-def _say(level: str, event: str, **fields: object) -> None:
-    """Log, if that can be done: nobody may be reading any more."""
-    with suppress(Exception):
-        getattr(structlog.get_logger("spectral.worker"), level)(event, **fields)

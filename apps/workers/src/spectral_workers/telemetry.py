@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
-import structlog
 from opentelemetry import metrics, trace
+
+from spectral.core.events.infrastructure.observability.log_writer import patient_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +35,7 @@ _PROTOCOL: Final = "http/protobuf"
 _QUIET: Final = 60.0
 _BREADCRUMBS: Final = 20
 _UNSET: Final = "unset"
-_log: Final = structlog.get_logger("spectral.telemetry")
+_LOGGER: Final = "spectral.telemetry"
 
 
 def configure_telemetry(identity: Identity, environ: Mapping[str, str]) -> Callable[[], None]:
@@ -100,7 +101,7 @@ def _opentelemetry(identity: Identity, environ: Mapping[str, str]) -> list[Calla
     for signal, exporters in wanted:
         if not exporters:
             continue
-        log = _log.bind(signal=signal.name.lower())
+        log = patient_logger(_LOGGER).bind(signal=signal.name.lower())
         if "otlp" in exporters and signal.protocol(environ) != _PROTOCOL:
             port = "and name the endpoint that speaks it, mostly port 4318"
             log.warning("telemetry is off", remedy=f"set OTEL_EXPORTER_OTLP_PROTOCOL={_PROTOCOL} {port}")
@@ -211,7 +212,7 @@ class _Occasional(logging.Handler):
             return
         self._quiet_until[record.name] = now + _QUIET
         with suppress(Exception):  # a log that cannot be written must not end an exporter
-            _log.warning("telemetry is in trouble", part=record.name, said=_harmless(record))
+            patient_logger(_LOGGER).warning("telemetry is in trouble", part=record.name, said=_harmless(record))
 
 
 def _harmless(record: logging.LogRecord) -> str:
@@ -238,7 +239,7 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
     try:
         import sentry_sdk  # noqa: PLC0415  an extra
     except ImportError:
-        _log.warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
+        patient_logger(_LOGGER).warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
         return []
     if sentry_sdk.get_client().is_active():
         return []
@@ -256,6 +257,6 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
             traces_sample_rate=None,
         )
     except Exception as error:  # noqa: BLE001  a DSN that is none must not cost the worker, nor be shown
-        _log.warning("error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN")
+        patient_logger(_LOGGER).warning("error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN")
         return []
     return [lambda: sentry_sdk.get_client().close(timeout=_LAST_WORDS)]

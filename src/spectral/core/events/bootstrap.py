@@ -67,7 +67,8 @@ def publishing(
 
 def _standard_watch(identity: Identity, worker: str | None = None) -> Probe:
     # structlog comes with it; who brings a probe does without
-    probe: Probe = import_module(f"{_ROOM}.observability.standard").standard_watch(identity, worker)
+    standard = import_module(f"{_ROOM}.observability.standard")
+    probe: Probe = standard.publishers_watch(identity) if worker is None else standard.standard_watch(identity, worker)
     return probe
 
 

@@ -4,6 +4,9 @@ Two rules. A value of the payload, of four characters or digits and more, is fou
 Python, JSON or a URL would write it. And so is every stretch of twelve letters and digits that the payload has too, be
 it the middle of a long text or a part of the whole that was printed; punctuation is overlooked, for everybody sets
 his own. Names of fields stay: they are the contract's, and say where to look.
+
+It is done where the failure happens, on the event loop, so that both are bounded: of a long message only the beginning
+is looked through and shown, and beside a payload above `MAX_PAYLOAD` nothing is: whoever describes withholds it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
@@ -21,7 +25,12 @@ if TYPE_CHECKING:
 MARK: Final = "[payload]"
 MIN_VALUE: Final = 4
 MIN_STRETCH: Final = 12
-_MAX_MARKS: Final = 20_000
+MAX_PAYLOAD: Final = 12 * 1024
+"""Characters of JSON that are looked through in a few milliseconds."""
+MAX_TEXT: Final = 2_048
+_MAX_MARKS: Final = 2_500
+_LONGEST_CUT: Final = 64
+"""So much before the end of a text that was cut a value may have begun, of which the rest is missing: not shown."""
 _FIELD_DIGITS: Final = 4
 _MAX_QUOTED_LENGTH: Final = 256
 
@@ -33,21 +42,28 @@ _HEAD: Final = re.compile(r"[\W_]+[^\W_]{1,3}\Z")
 _MARKED: Final = re.compile(rb"\x01+")
 
 
+def printed(text: str) -> str:
+    """The text with a space for each character that is not printed."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
 def one_line(text: str) -> str:
     """The text with single spaces for whatever is not printed."""
-    printed = text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
-    return " ".join(printed.split())
+    return " ".join(printed(text).split())
 
 
 def conceal(text: str, payload: str, keep: str | None = None) -> str:
     """One line of text without what it quotes of a payload (the JSON that is stored); `keep` is left as it is.
 
-    It takes time in proportion to both. Whatever cannot be looked through is taken out as a whole.
+    It takes time in proportion to both. Whatever cannot be looked through is taken out as a whole, and a text is cut
+    at `MAX_TEXT`.
     """
+    is_cut = len(text) > MAX_TEXT
     try:
         quoted = _quotable(payload)
-        parts = text.split(keep) if keep else [text]
-        return (keep or "").join(_without(part, quoted) for part in parts)
+        *parts, last = text[:MAX_TEXT].split(keep) if keep else [text[:MAX_TEXT]]
+        end = _without(last, quoted, -_LONGEST_CUT) + "..." if is_cut else _without(last, quoted)
+        return (keep or "").join([*(_without(part, quoted) for part in parts), end])
     except Exception:  # noqa: BLE001  a payload that nobody can read must not be the reason to show it
         return MARK
 
@@ -78,15 +94,15 @@ def _quotable(payload: str) -> _Quotable:
             fields.add(str(leaf))
         else:
             leaves.append(leaf)
-    printed = {payload, repr(document)}
+    shown = {payload, repr(document)}
     if not payload.isascii():
-        printed.add(json.dumps(document))
+        shown.add(json.dumps(document))
     if "\\" in payload:
-        printed.add(" ".join(leaf for leaf in leaves if isinstance(leaf, str)))
-    forms = (_folded(one_line(form)) for leaf in leaves for form in _forms(leaf))
+        shown.add(" ".join(leaf for leaf in leaves if isinstance(leaf, str)))
+    forms = (_folded(one_line(form)) for form in {form for leaf in leaves for form in _forms(leaf)})
     return _Quotable(
         frozenset(form for form in forms if len(form) >= MIN_VALUE),
-        frozenset(_letters(_folded(text)) for text in printed),
+        frozenset(_letters(_folded(text)) for text in shown),
         frozenset(word for field in fields for word in _BETWEEN.split(_folded(field))),
     )
 
@@ -117,7 +133,7 @@ def _forms(leaf: object) -> Iterable[str]:
         if _PLAIN.fullmatch(leaf):
             return (leaf,)
         url = (quote(leaf, safe=""),) if len(leaf) <= _MAX_QUOTED_LENGTH else ()
-        return (leaf, repr(leaf)[1:-1], ascii(leaf)[1:-1], json.dumps(leaf)[1:-1], *url)
+        return (leaf, repr(leaf)[1:-1], ascii(leaf)[1:-1], encode_basestring_ascii(leaf)[1:-1], *url)
     if isinstance(leaf, int | float) and not isinstance(leaf, bool):
         forms = {str(abs(leaf)), str(abs(int(leaf)))} if leaf == leaf // 1 else {str(abs(leaf))}
         return [form for form in forms if sum(each.isdigit() for each in form) >= MIN_VALUE]
@@ -136,17 +152,18 @@ def _letters(text: str) -> str:
     return _BETWEEN.sub("", text)
 
 
-def _without(text: str, quoted: _Quotable) -> str:
+def _without(text: str, quoted: _Quotable, end: int | None = None) -> str:
+    """Up to its end, which may be before what was looked through."""
     folded = _folded(text)
     marks = bytearray(len(folded))
     _mark_values(folded, quoted.values, marks)
     _mark_stretches(folded, quoted, marks)
     parts: list[str] = []
-    end = 0
-    for found in _MARKED.finditer(marks):
-        parts += [text[end : found.start()], MARK]
-        end = found.end()
-    return "".join([*parts, text[end:]])
+    at = 0
+    for found in _MARKED.finditer(marks[:end]):
+        parts += [text[at : found.start()], MARK]
+        at = found.end()
+    return "".join([*parts, text[:end][at:]])
 
 
 def _mark_values(text: str, values: Iterable[str], marks: bytearray) -> None:

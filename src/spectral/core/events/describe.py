@@ -3,22 +3,26 @@
 Exceptions quote what they were given: pydantic the input, Postgres the row (DETAIL), drivers the connection string.
 What is kept here is read by operators and tools, so those parts are left out, and whatever looks like a credential.
 Whoever describes the failure of a handler gives the payload along: what the message quotes of it is left out too.
+Beside a payload too large to be looked through at once the message is withheld; class, handler, constraint and the
+server's code stay.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Final, cast
 
 from pydantic import ValidationError
 
-from spectral.core.events.conceal import conceal, one_line
+from spectral.core.events.conceal import MAX_PAYLOAD, conceal, one_line, printed
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_ERROR_BYTES: Final = 4_000
+WITHHELD: Final = "[withheld beside a large payload]"
 _MAX_SHOWN_ERRORS: Final = 5
 _MAX_SHOWN_DEPTH: Final = 3
 _BAD_DATA: Final = "22"
@@ -49,7 +53,9 @@ def describe(error: BaseException, handler_name: str | None = None, payload: str
     """The error in one line, fit to be kept and shown, without what it quotes of a payload; never raises."""
     where = f"{handler_name}: " if handler_name else ""
     message = _message(error)
-    if payload is not None:
+    if payload is not None and len(payload) > MAX_PAYLOAD:
+        message = _withheld(error, message, payload)
+    elif payload is not None:
         message = conceal(message, payload, keep=_constraint(error))
     return _cut(f"{_name(error)}: {where}{message}")
 
@@ -80,12 +86,35 @@ def _message(error: BaseException, depth: int = 0) -> str:
         return f"(its message cannot be read: {_name(broken)})"
 
 
+def _withheld(error: BaseException, message: str, payload: str) -> str:
+    """What is known of an error without its words: the constraint and the server's code, or where the payload is wrong.
+
+    To look a large payload through would stop the event loop for as long as hundreds of events take.
+    """
+    if isinstance(error, ValidationError):
+        # It quotes nothing but keys, which are looked for alone: that of a field may be named, not one made of a value.
+        keys, lowered = _keys(error), payload.lower()
+        made = [key for key in keys if f'"{key}":' not in payload and key.lower() in lowered]
+        return conceal(message, json.dumps([dict.fromkeys(keys), made]))
+    constraint, state = _constraint(error), sqlstate_of(error)
+    return " ".join(filter(None, [WITHHELD, constraint and f'"{constraint}"', state and f"({state})"]))
+
+
 def _validation(error: ValidationError) -> str:
     """Where it does not fit and why, without what was given: neither values nor the payload's own keys."""
     found = error.errors(include_input=False, include_context=False, include_url=False)
     shown = "; ".join(f"{_place(each['loc'])}: {each['type']}" for each in found[:_MAX_SHOWN_ERRORS])
     more = f"; and {len(found) - _MAX_SHOWN_ERRORS} more" if len(found) > _MAX_SHOWN_ERRORS else ""
     return f"{error.error_count()} of {error.title}: {shown}{more}"
+
+
+def _keys(error: ValidationError) -> list[str]:
+    """What the places that are shown begin with."""
+    try:
+        found = error.errors(include_input=False, include_context=False, include_url=False)
+    except Exception:  # noqa: BLE001  as for the message, which then says so
+        return []
+    return [str(each["loc"][0]) for each in found[:_MAX_SHOWN_ERRORS] if each["loc"]]
 
 
 def _place(steps: tuple[int | str, ...]) -> str:
@@ -125,8 +154,7 @@ def _constraint(error: BaseException) -> str | None:
 
 def _clean(text: str) -> str:
     # Cut with some room to spare: what a cut leaves of a secret has to be recognised still.
-    text = _DETAIL.sub("", text[: 4 * MAX_ERROR_BYTES])
-    text = "".join(character if character.isprintable() else " " for character in text)
+    text = printed(_DETAIL.sub("", text[: 2 * MAX_ERROR_BYTES]))
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return one_line(text)

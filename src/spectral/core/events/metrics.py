@@ -165,7 +165,8 @@ OPERATION_DURATION: Final = _histogram(
 SENT_MESSAGES: Final = _counter(
     "messaging.client.sent.messages",
     "{message}",
-    "Events this process published into its transactions, whether these were committed or not.",
+    "Events this process published into its transactions, whether these were committed or not; with those that were"
+    " there already and ignored.",
     (_DESTINATION,),
 )
 CONSUMED_MESSAGES: Final = _counter(
@@ -184,7 +185,10 @@ PROCESS_DURATION: Final = _histogram(
 # Deliveries, as a worker counts them
 
 ACK_DURATION: Final = _histogram(
-    "spectral.ack.duration", "From the moment an event was due to its settlement as delivered.", _CONTEXT, _FINE
+    "spectral.ack.duration",
+    "From the moment an event was due to its settlement as delivered; begins anew with each retry and replay.",
+    _CONTEXT,
+    _FINE,
 )
 OUTCOMES: Final = _counter(
     "spectral.outcomes",
@@ -253,12 +257,12 @@ BACKLOG_OLDEST_SECONDS: Final = _gauge(
 )
 IN_FLIGHT: Final = _gauge("spectral.in_flight", "{event}", "Events that a worker has claimed.", _PLACE)
 STALE_CLAIMS: Final = _gauge(
-    "spectral.stale_claims", "{event}", "Claimed events whose lease has run out and that nobody has taken back.", _PLACE
+    "spectral.stale_claims", "{event}", "Events claimed by workers that show no sign of life.", _PLACE
 )
 DLQ: Final = _gauge("spectral.dlq", "{event}", "Events in the DLQ.", _PLACE)
 DLQ_RECENT: Final = _gauge("spectral.dlq.recent", "{event}", "Events that went to the DLQ in the last hour.", _PLACE)
 DEFAULT_CHANNEL_ROWS: Final = _gauge(
-    "spectral.default_channel.rows", "{event}", "Undelivered events on the default channel, where nobody listens."
+    "spectral.default_channel.rows", "{event}", "Pending events on the default channel, where nobody listens."
 )
 NOTIFY_QUEUE_USAGE: Final = _gauge(
     "spectral.notify_queue.usage", "1", "How full the server's notification queue is, from 0 to 1."

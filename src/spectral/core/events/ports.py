@@ -99,7 +99,7 @@ class Settlements(Protocol):
     """The connection that settles what was not settled in a lane."""
 
     async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
-        """Write them in one fenced transaction; answer the rows whose lease still stood.
+        """Write them, no row twice, in one fenced transaction; answer the rows whose lease still stood.
 
         Raises:
             SettleRefusedError: the server refused; nothing was written.
@@ -128,7 +128,8 @@ class Lane(Protocol):
     """One connection on which transactional handlers run, one after the other; several may share a commit.
 
     begin → (the handler) → accept or undo, again and again, then commit. Whatever fails in between leaves the group
-    void: `abandon` it. What `accept` has to ask of the server is asked with the next `begin` or `commit`.
+    void: `abandon` it. What `accept` has to ask of the server is asked with the next `begin` or `commit`, and so is
+    whether the transaction is still the one the group began: a task that outlives its handler may have ended it.
     """
 
     @property
@@ -140,7 +141,7 @@ class Lane(Protocol):
         """Open the group if it is not, set a savepoint, lock the row and pass the gate.
 
         Raises:
-            AcceptRefusedError: the handler before it left the transaction in a state that cannot be kept.
+            AcceptRefusedError: a handler before it, most likely the last, left a transaction nobody can go on in.
         """
         ...
 
@@ -161,7 +162,8 @@ class Lane(Protocol):
         """Settle these and commit; answer the rows whose lease still stood.
 
         Raises:
-            CommitRefusedError: the server refused the commit; nothing of the group is kept.
+            CommitRefusedError: the server refused the commit, or it is another transaction than the group's; nothing
+                of the group is kept.
         """
         ...
 
@@ -179,7 +181,7 @@ class CommitRefusedError(Exception):
 
 
 class AcceptRefusedError(Exception):
-    """What the handler that was accepted last left behind cannot be kept; run alone, its commit will say why."""
+    """With what a handler left behind, nobody can go on; run alone, its commit will say why. The cause says it too."""
 
 
 class Ear(Protocol):

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from spectral.core.events.outcome import Outcome
 
 
+class EventRef(NamedTuple):
+    """What names an event, without what is in it: what is left of an envelope where notes wait to be read."""
+
+    event_id: UUID
+    event_type: str
+    source: str
+    target: str | None
+    workspace_id: UUID | None
+    trace_context: str | None
+
+
 # acts, which last and within which others happen
 
 
@@ -30,7 +41,7 @@ if TYPE_CHECKING:
 class Publish:
     """Events are written into the caller's transaction; whether that commits is not known here."""
 
-    envelopes: Sequence[EventEnvelope]
+    envelopes: Sequence[EventEnvelope | EventRef]
     generation: int
 
 
@@ -320,7 +331,10 @@ class Activity(Protocol):
 
 
 class Probe(Protocol):
-    """Is told what happens; called from the worker's loop, from the thread beside it, and by publishers."""
+    """Is told what happens; called from the worker's loop, from the thread beside it, and by publishers.
+
+    One that tells others in its own time has `flush(within)` too, see `NoteTaker`; `Publishing.flush` calls it.
+    """
 
     def tell(self, note: Note) -> None:
         """Take note."""
@@ -368,6 +382,10 @@ class NoteTaker:
 
     def tell(self, note: Note) -> None:
         """Take note; nobody does unless told how."""
+
+    def flush(self, within: float) -> bool:  # noqa: ARG002  for those that have something to wait for
+        """Have everything told, within this time; false if something is left."""
+        return True
 
     def begin(self, act: Act) -> Activity:
         """Watch it by the clock."""

@@ -96,13 +96,16 @@ measured as (
     left join pg_stat_user_tables as stat on stat.relid = relation.oid
 )
 select
-    measured.root::regclass::text as name, sum(measured.rows)::bigint as rows, sum(measured.dead)::bigint as dead,
+    -- as regclass prints it, the schema would be left out where the search path has it
+    root.relnamespace::regnamespace::text || '.' || quote_ident(root.relname) as name,
+    sum(measured.rows)::bigint as rows, sum(measured.dead)::bigint as dead,
     sum(measured.bytes)::bigint as bytes, sum(measured.inserted)::bigint as inserted,
     max(measured.last_vacuum) as last_vacuum, bool_and(measured.autovacuum) as autovacuum,
     sum(measured.due_at)::bigint as vacuum_due_at
 from measured
-group by measured.root
-order by measured.root::regclass::text
+join pg_class as root on root.oid = measured.root
+group by root.relnamespace, root.relname
+order by 1
 """
 
 # Whoever's oldest transaction holds the horizon of this database back. A vacuum's own does not count.

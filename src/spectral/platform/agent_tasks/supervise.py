@@ -14,6 +14,7 @@ of sight nobody says so, and the clock has to: an executor is stopped early enou
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum, auto
@@ -29,6 +30,8 @@ from spectral.platform.agent_tasks.store import Busy, Ending, Over
 from spectral.platform.agent_tasks.values import MAX_QUESTION, RunTimes, TaskStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spectral.core.events import DeliveryContext
     from spectral.platform.agent_tasks.run import Executor
     from spectral.platform.agent_tasks.store import RunStore
@@ -174,7 +177,7 @@ class _Supervision:
         if why is _Why.TOO_LONG:
             seconds = self._times.run.total_seconds()
             return _failed(HandlerTimeoutError(f"did not return within {seconds:g} s"), retry=True)
-        return _failed(error, retry=classify(error) is not Verdict.TERMINAL)
+        return _failed(error, retry=classify(error) is not Verdict.TERMINAL, given=self._run.task.input)
 
     async def _give_back(self, work: asyncio.Task[object]) -> None:
         """The worker stops, or its lease is lost. What cannot be given back in time is found by its heartbeat."""
@@ -199,8 +202,11 @@ def _asked(asked: NeedsApproval) -> Ending:
     return Ending(outcome="waiting_for_approval", detail=question, checkpoint=asked.checkpoint)
 
 
-def _failed(error: BaseException, *, retry: bool) -> Ending:
-    return Ending(outcome="failed", detail=describe(error), retry=retry)
+def _failed(error: BaseException, *, retry: bool, given: Mapping[str, object] | None = None) -> Ending:
+    """What is kept of it, without what it quotes of the task's input."""
+    # An executor is free to change what it was given, even into what is no JSON.
+    quotable = None if given is None else json.dumps(given, default=str, ensure_ascii=False)
+    return Ending(outcome="failed", detail=describe(error, payload=quotable), retry=retry)
 
 
 async def _stopped(work: asyncio.Task[object], patience: float) -> bool:

@@ -37,7 +37,7 @@ SCANS_OF_BOTH: Final = 200
 
 _EVERY_TENTH: Final = 10
 _PROBLEMS_KEPT: Final = 20
-_HELD_AT_LEAST: Final = 20
+_HELD_AT_LEAST: Final = 3  # of the four that its handler lets run at once
 _SETTLED_WITHIN: Final = timedelta(seconds=60)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from spectral.core.events.delivery.backoff import Backoff
-from spectral.core.events.delivery.position import Position
+from spectral.core.events.delivery.look import EVERY, Looks, Timer
+from spectral.core.events.delivery.position import Positions, full
 from spectral.core.events.delivery.room import Room
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
@@ -35,8 +35,6 @@ Until: TypeAlias = Literal["stopped", "drained", "once"]
 """When a worker ends by itself: never, when nothing is due and nothing held, or after one claim."""
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
-_LOOK_AHEAD_EVERY: Final = 0.5  # seconds, while claims come back full
-_LOOK_AHEAD_SHARE: Final = 20  # of the time goes into looking from the beginning, at most one part in so many
 _LOSSES_BEFORE_QUARANTINE: Final = 2
 _QUARANTINE: Final = 30.0
 """Seconds: what kills its process does so soon, and nobody should wait for a task of hours to show that it does not."""
@@ -68,16 +66,15 @@ class ClaimLoop:
         self._calming_until = 0.0
         self._quarantine = False
         self._more = False
-        self._has_claimed = False  # since it woke, without having looked ahead
-        self._walking: bool = False  # a look from the beginning goes on
-        self._proves_empty: bool = False
+        self._has_slept = False
+        self._has_claimed = False  # since it woke, and not everything was taken
         self._full: tuple[Line, ...] = ()
+        self._waiting: tuple[Line, ...] = ()  # lines there was room for, whether they were asked or not
         self._room = Room(desk)
-        self._positions = {id(line): Position(line, desk.routes.lines, desk.random) for line in desk.routes.lines}
+        self._positions = Positions(desk.routes.lines, desk.random)
+        self._looks = Looks(desk.routes.lines)
         self._has_asked = False
-        self._to_ask = 0
-        self._due_at = math.inf
-        self._expected_at = math.inf
+        self._timer = Timer(desk.routes.contexts)
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
         desk.on_change = self._on_change
@@ -89,8 +86,7 @@ class ClaimLoop:
 
     def expect(self, delay: timedelta) -> None:
         """A row falls due after this; do not sleep longer."""
-        self._expected_at = min(self._expected_at, asyncio.get_running_loop().time() + delay.total_seconds())
-        if self._expected_at < self._due_at:
+        if self._timer.expect(asyncio.get_running_loop().time() + delay.total_seconds()):
             self._wake.set()
 
     def stop(self) -> None:
@@ -104,6 +100,9 @@ class ClaimLoop:
         self._until = until
         try:
             while not self._stopping:
+                if self._wake.is_set() or self._has_slept:
+                    self._looks.call()
+                    self._has_claimed = False
                 self._wake.clear()
                 try:
                     self._more = await self._round()
@@ -116,6 +115,7 @@ class ClaimLoop:
                 self._backoff.reset()
                 if self._is_done():
                     return
+                self._has_slept = not self._more
                 if not self._more:
                     await _wait(self._wake, self._pause())
         finally:
@@ -123,73 +123,69 @@ class ClaimLoop:
 
     def _is_done(self) -> bool:
         if self._until == "drained":
-            # What was held when the round began may have left something due behind it.
-            return self._proves_empty and not self._more and not self._desk.held()
+            # What has ended since the round began may have left something due behind it; then it has woken the loop.
+            is_empty = bool(self._waiting) and not self._room.refused and self._looks.is_empty(self._waiting)
+            return is_empty and not self._more and not self._desk.held() and not self._wake.is_set()
         return self._until == "once" and self._has_asked
 
     async def _round(self) -> bool:
         """One claim; answers whether another should follow at once.
 
         The first one after waking only claims, so that nothing delays what woke it. Nobody goes to sleep but after one
-        that has also looked ahead.
+        of every line that has also looked ahead.
         """
-        is_time = asyncio.get_running_loop().time() >= self._look_ahead_at
-        looks_ahead = self._has_claimed or self._walking or is_time
-        asks = self._asks(looks_ahead=looks_ahead)
-        held_nothing = not self._desk.held()
-        self._has_claimed = self._proves_empty = False
-        self._expected_at = math.inf  # whatever is expected by now is in the database, and the timer will tell
+        clock = asyncio.get_running_loop().time
+        if self._until == "drained" and not self._desk.held():
+            self._looks.hasten()  # somebody waits for the end
+        self._looks.begin(clock(), idle=self._has_slept)
+        looks = self._looks.is_on
+        ahead = looks or self._has_claimed or clock() >= self._look_ahead_at
+        was_calming = self._calming is not None
+        asks = self._asks(ahead=ahead)
+        asked = {id(line) for line, _ in asks}
+        lines = self._desk.routes.lines if asks else ()
+        self._waiting = tuple(line for line in lines if id(line) in asked or id(line) not in self._room.refused)
+        self._timer.keep({line.context for line in self._waiting})
         if not asks:
-            self._due_at = math.inf  # whatever falls due has to wait for the room
             return False
         self._has_asked = True
-        was_calming = self._calming is not None
         reached("claim.before")
-        began = time.perf_counter()
-        answers = await self._claim([ask for _, ask in asks], looks_ahead=looks_ahead)
+        began = clock()
+        fanned_out, answers = await self._claim([ask for _, ask in asks], ahead=ahead)
         reached("claim.after")
-        self._tell(asks, answers, time.perf_counter() - began)
+        seconds = clock() - began
+        self._tell(asks, answers, seconds)
         self._started.set()
-        await self._hand_on(asks, answers)
-        self._full = _full(asks, answers)
-        # Only a look ahead that finds nothing at all is a reason to sleep: a claim may leave a suspect behind.
-        found = any(answer.deliveries for answer in answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
-        self._has_claimed = not self._full and not looks_ahead
-        asked_everywhere = self._has_asked_everywhere(len(asks), found=found)
-        walks_on: bool = any(self._positions[id(line)].walks_on for line, _ in asks)
-        self._walking = looks_ahead and walks_on
-        self._proves_empty = (
-            looks_ahead and held_nothing and asked_everywhere and not walks_on and not self._room.refused
-        )
-        return found or self._has_claimed or was_calming or walks_on or not asked_everywhere
+        await self._hand_on(asks, answers, ahead=ahead, seconds=seconds)
+        self._full = full(asks, answers)
+        self._has_claimed = not self._full
+        if looks:
+            self._looks.spend(self._waiting, seconds, clock())
+        if fanned_out:
+            self._looks.hasten()  # what was split may lie behind the positions
+        return fanned_out or was_calming or not ahead or self._looks.is_on or not self._looks.is_quiet(self._waiting)
 
     def _tell(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer], seconds: float) -> None:
         for (line, _), answer in zip(asks, answers, strict=True):
             if answer.deliveries:
                 self._desk.probe.tell(Claimed(line.context, len(answer.deliveries), seconds, self._ways.is_deaf()))
 
-    def _has_asked_everywhere(self, asked: int, *, found: bool) -> bool:
-        """Whether every line there was room for was asked since the last row was found: they may have to take turns."""
-        lines = [line for line in self._desk.routes.lines if id(line) not in self._room.refused]
-        self._to_ask = len(lines) if found else min(self._to_ask, len(lines)) - asked
-        return self._to_ask <= 0
-
-    async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[ClaimAnswer]:
-        if not looks_ahead:
-            return await self._claims.claim(asks)
-        began = asyncio.get_running_loop().time()
+    async def _claim(self, asks: list[ClaimAsk], *, ahead: bool) -> tuple[bool, list[ClaimAnswer]]:
+        """Claim; answers whether something was fanned out, and what was claimed."""
+        if not ahead:
+            return False, await self._claims.claim(asks)
+        expected = self._timer.expected()
         outlook, answers = await self._claims.look_ahead_and_claim(asks)
         now = asyncio.get_running_loop().time()
-        # A call splits so many broadcasts and no more: where there were some, there may be others. Where looking from
-        # the beginning has become expensive (a snapshot pins what was there), it is done less often.
-        pause = max(_LOOK_AHEAD_EVERY, _LOOK_AHEAD_SHARE * (now - began))
-        self._look_ahead_at = now if outlook.fanned_out else now + pause
-        self._due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
+        # A call splits so many broadcasts and no more: where there were some, there may be others.
+        self._look_ahead_at = now if outlook.fanned_out else now + EVERY
+        due_at = math.inf if outlook.due_in is None else now + outlook.due_in.total_seconds()
+        self._timer.set((ask.context for ask in asks), due_at, expected if expected > now else math.inf)
         for note in outlook.fanned_out:
             self._desk.probe.tell(note)
-        return answers
+        return bool(outlook.fanned_out), answers
 
-    def _asks(self, *, looks_ahead: bool) -> list[tuple[Line, ClaimAsk]]:
+    def _asks(self, *, ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
         self._room.refused = set()
         if not self._ways.is_alive():
@@ -197,17 +193,22 @@ class ClaimLoop:
         if self._calming is not None:
             if self._desk.held() and asyncio.get_running_loop().time() < self._calming_until:
                 return []
-            return [self._ask(self._calming, 1, from_the_beginning=True)]
+            return [self._ask(self._calming, 1, anew=True)]
         # While some lines come back full, the others are asked less often: to find nothing costs as well.
-        narrowed = self._room.deal(self._full) if self._full and not looks_ahead else []
+        narrowed = self._room.deal(self._full) if self._full and not ahead else []
         dealt = narrowed or self._room.deal(self._desk.routes.lines)
-        return [self._ask(line, limit, from_the_beginning=looks_ahead) for line, limit in dealt]
+        return [self._ask(line, limit) for line, limit in dealt]
 
-    def _ask(self, line: Line, limit: int, *, from_the_beginning: bool) -> tuple[Line, ClaimAsk]:
+    def _ask(self, line: Line, limit: int, *, anew: bool = False) -> tuple[Line, ClaimAsk]:
         types = self._room.types_with_room(line)
-        position = self._positions[id(line)]
+        position = self._positions.of(line, types)
+        if anew:
+            position.begin_anew()
+        from_the_beginning = anew or self._looks.includes(line)
         start, window = position.next(from_the_beginning=from_the_beginning, narrowed=types != line.event_types)
-        return line, ClaimAsk(line.context, types, line.handler_names, limit, start, window)
+        ask = ClaimAsk(line.context, types, line.handler_names, limit, start, window)
+        self._looks.ask(line, position, ask)
+        return line, ask
 
     def _on_change(self) -> None:
         """A row is no longer held: wake if somebody waits for the room, the quiet or the end."""
@@ -217,13 +218,21 @@ class ClaimLoop:
         if (waits_for_quiet and not self._desk.held()) or (self._room.refused and self._room.has_room()):
             self._wake.set()
 
-    async def _hand_on(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> None:
+    async def _hand_on(
+        self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer], *, ahead: bool, seconds: float
+    ) -> None:
         calmed, self._calming = self._calming, None
         dangerous: list[tuple[Line, Delivery]] = []
+        is_stale = seconds > 2 * self._desk.settings.times.answer.total_seconds()
         for (line, ask), answer in zip(asks, answers, strict=True):
-            self._positions[id(line)].reached(ask, answer)
+            position = self._positions.of(line, ask.event_types)
+            position.reached(ask, answer)
+            self._looks.answer(line, position, answer, ahead=ahead)
             self._desk.hold(answer.deliveries, line)
-            if any(delivery.suspect for delivery in answer.deliveries):
+            if is_stale:
+                # The loop was blocked for so long that they may have been given back as unknown, and claimed again.
+                self._desk.release(answer.deliveries)
+            elif any(delivery.suspect for delivery in answer.deliveries):
                 dangerous += [(line, delivery) for delivery in answer.deliveries if self._is_dangerous(delivery)]
                 harmless = [delivery for delivery in answer.deliveries if not self._is_dangerous(delivery)]
                 self._hand_to(line, harmless)
@@ -265,9 +274,14 @@ class ClaimLoop:
     def _pause(self) -> float:
         """How long to sleep, unless woken."""
         times = self._desk.settings.times
+        now = asyncio.get_running_loop().time()
         poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()
-        due_at = min(self._due_at, self._expected_at)
-        return max(0.0, min(poll, due_at - asyncio.get_running_loop().time() + 0.001))
+        until = min(now + poll, self._timer.at() + 0.001)
+        if self._calming is not None:
+            until = min(until, self._calming_until)
+        if not self._looks.is_empty(self._waiting):
+            until = min(until, self._looks.next_at(idle=True))
+        return max(0.0, until - now)
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -277,12 +291,3 @@ async def _wait(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         pass
-
-
-def _full(asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> tuple[Line, ...]:
-    """Where there may be more; a suspect comes alone, however many wait behind it."""
-    return tuple(
-        line
-        for (line, ask), answer in zip(asks, answers, strict=True)
-        if len(answer.deliveries) >= ask.limit or any(delivery.suspect for delivery in answer.deliveries)
-    )

@@ -197,6 +197,7 @@ class Desk:
         entry = self._entries.get(delivery.lease)
         if entry is not None:
             entry.running = False
+            entry.cancel = None  # whoever ran it may be busy with another row by now
         return Conclusion(delivery, outcome, () if entry is None else entry.done, tuple(ran))
 
     def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:

@@ -5,6 +5,7 @@ What it sets in its context stays there; what it raises is a value; it may wait,
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -43,3 +44,12 @@ class InContext:
             if closing:
                 raise
             return error
+
+
+async def is_cancelled() -> bool:
+    """Whether a cancellation is on its way to this task; one that somebody has caught is not, though it counts."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        return True
+    return False

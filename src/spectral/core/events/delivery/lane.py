@@ -179,6 +179,7 @@ class LaneLoop:
         handlers = self._desk.routes.handlers_for(delivery)
         failures: list[tuple[Handler, BaseException]] = []
         ran: list[str] = []
+        before: Handler | None = None
         async with AsyncExitStack() as limits:
             for name in sorted(handler.name for handler in handlers if handler.name in self._limits):
                 await limits.enter_async_context(self._limits[name])
@@ -187,7 +188,7 @@ class LaneLoop:
             for handler in sorted(handlers, key=lambda each: each.transactional):
                 if self._desk.has_taken_effect(delivery, handler.name):
                     continue
-                gate = await self._gate(handler, delivery)
+                gate = await self._gate(handler, delivery, before)
                 if gate is Gate.FENCED:
                     self._desk.lost(delivery)
                     return
@@ -198,16 +199,26 @@ class LaneLoop:
                     continue
                 error = await self._run(handler, delivery, crowded=bool(group.conclusions))
                 ran.append(handler.name)
+                before = handler if handler.transactional and not handler.is_exhausted(delivery) else before
                 if error is not None:
                     failures.append((handler, error))
         outcome = conclude(delivery, failures, self._desk.random) if ran else AlreadyHandled()
         group.conclusions.append(self._desk.conclusion(delivery, outcome, ran))
 
-    async def _gate(self, handler: Handler, delivery: Delivery) -> Gate:
-        """A plain handler's key is written when the row is settled; its gate is what the claim saw."""
+    async def _gate(self, handler: Handler, delivery: Delivery, before: Handler | None) -> Gate:
+        """A plain handler's key is written when the row is settled; its gate is what the claim saw.
+
+        `before` is the last handler of this row that ran in the transaction. If nobody can go on after it, that is its
+        failure: to run the row alone would come to the same.
+        """
         if not handler.transactional or handler.is_exhausted(delivery):
             return Gate.RUN
-        return await self._lane.begin(delivery, handler.name)
+        try:
+            return await self._lane.begin(delivery, handler.name)
+        except AcceptRefusedError as refusal:
+            if before is None:
+                raise
+            raise _VoidedError(before, refusal.__cause__ or refusal) from None
 
     async def _run(self, handler: Handler, delivery: Delivery, *, crowded: bool) -> BaseException | None:
         if handler.is_exhausted(delivery):
@@ -264,8 +275,12 @@ class LaneLoop:
                 self._desk.isolate(delivery)
             rows.extendleft(reversed(group.deliveries()))
             return
-        (delivery,) = group.deliveries()
-        self._fail(delivery, refusal.__cause__ or refusal)
+        (conclusion,) = group.conclusions
+        if conclusion.ran:
+            self._fail(conclusion.delivery, refusal.__cause__ or refusal)
+        else:
+            # No handler of it ran, so it is none's failure, and what became of it needs no transaction of the lane's.
+            self._desk.conclude(conclusion.delivery, conclusion.outcome)
 
     def _fail(self, delivery: Delivery, error: BaseException) -> None:
         """What its handlers did in the transaction cannot be committed; the last of them is named."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.shift import Connections
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
+_LAST_WORDS: Final = 1.0
 
 
 class Listener:
@@ -106,6 +107,16 @@ class Listener:
             # Servers log the end of a lifespan and serve on; deaf, that is worse than down.
             os.kill(os.getpid(), signal.SIGTERM)
             raise
+        finally:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        """Have what was told last written: some servers end by the signal that stopped them, without asking anybody."""
+        flush = getattr(self._desk.probe, "flush", None)  # not every probe has anything to wait for
+        if flush is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * _LAST_WORDS):
+                    await asyncio.to_thread(flush, _LAST_WORDS)
 
     def health(self) -> Health:
         """How it is; may be called from any thread."""

@@ -2,7 +2,8 @@
 
 A few runners take rows one after the other, as many as handlers may run at once; a handler that never waits costs no
 task of its own. Rows of different types take turns: a slow type does not keep the others from the runners that are
-free. A runner whose handler was cancelled, by whomever, is replaced: a task is not used on after that.
+free. A runner whose handler was cancelled, by whomever, is replaced: a task is not used on after that, not even for the
+other handlers of the same row.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import asyncio
 import math
 from collections import Counter, deque
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END, conclude, used_up
-from spectral.core.events.delivery.inline import InContext
+from spectral.core.events.delivery.inline import InContext, is_cancelled
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import HandlerTimeoutError
 from spectral.core.events.outcome import AlreadyHandled, Released
 from spectral.core.events.probe import HandlerRanAway
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.desk import Desk
@@ -34,13 +36,17 @@ _TURN: Final = 64
 
 
 class _Runner:
-    """One row at a time. `why` says that its handler was cancelled and what for; `left` that nobody waits for it."""
+    """One row at a time. `why` says that its handler was cancelled and what for; `left` that nobody waits for it.
 
-    __slots__ = ("activity", "deadline", "delivery", "failures", "handler", "left", "ran", "task", "why")
+    `rest` has the handlers of its row that have not had their turn; there is none before the first one's.
+    """
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[None]
-        self.delivery: Delivery | None = None
+    __slots__ = ("activity", "deadline", "delivery", "failures", "handler", "left", "ran", "rest", "task", "why")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.delivery: Delivery | None = delivery
+        self.rest: Iterator[Handler] | None = None
         self.handler: Handler | None = None
         self.activity: Activity | None = None
         self.deadline = math.inf
@@ -48,6 +54,11 @@ class _Runner:
         self.left = False
         self.ran: list[str] = []
         self.failures: list[tuple[Handler, BaseException]] = []
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether its task was cancelled: by the worker, by its handler, or by whoever knows the task."""
+        return self.why is not None or (self.task is not None and self.task.cancelling() > 0)
 
 
 class PlainRunner:
@@ -60,19 +71,32 @@ class PlainRunner:
         self._queues: dict[str, deque[Delivery]] = {}
         self._waiting = 0
         self._at_work: Counter[str] = Counter()  # by event type
+        self._most = _most_of_a_type(desk)
         self._runners: set[_Runner] = set()
         self._left: set[_Runner] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._crashed: asyncio.Future[None] = self._loop.create_future()
+        self._closed = False
         for limit in limits.values():
             limit.on_free.append(self._fill)
 
     async def run(self) -> None:
-        """Until cancelled; raises what no handler's failure can explain."""
+        """Until cancelled; raises what no handler's failure can explain. Whatever the end, no handler outlives it.
+
+        But for those that ignore their cancellation: nobody waits longer for them than `PATIENCE_AT_THE_END`.
+        """
         try:
             await self._crashed
         finally:
+            self._closed = True
+            self._queues.clear()
+            self._waiting = 0
+            for runner in list(self._runners):
+                self._stop(runner)
+            tasks = [runner.task for runner in self._runners if runner.task is not None]
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._patience_at_the_end())
             if self._timer is not None:
                 self._timer.cancel()
 
@@ -108,28 +132,32 @@ class PlainRunner:
 
     def _fill(self) -> None:
         """Have as many runners as there is work and room for."""
-        while self._waiting and len(self._runners) < self._desk.settings.concurrency:
+        while self._waiting and not self._closed and len(self._runners) < self._desk.settings.concurrency:
             delivery = self._take()
             if delivery is None:  # what waits has to wait for its handlers' own limits
                 return
-            runner = _Runner()
-            runner.delivery = delivery
-            runner.task = self._loop.create_task(self._work(runner), name="spectral-plain")
-            self._runners.add(runner)
+            self._employ(_Runner(delivery))
+
+    def _employ(self, runner: _Runner) -> None:
+        self._runners.add(runner)  # first: where tasks are eager, its own begins, and may end, inside of create_task
+        runner.task = self._loop.create_task(self._work(runner), name="spectral-plain")
 
     async def _work(self, runner: _Runner) -> None:
+        runner.task = asyncio.current_task()
         try:
             turns = 0
             while runner.delivery is not None:
                 if not await self._deliver(runner, runner.delivery):
                     return
                 turns += 1
-                if turns % _TURN == 0:
-                    await asyncio.sleep(0)
+                if turns % _TURN == 0 and await is_cancelled():  # by something that a handler has left behind
+                    return
                 runner.delivery = self._take()
         except BaseException as error:  # noqa: BLE001  a worker without runners must go down, not fall silent
             if not self._crashed.done():
-                self._crashed.set_exception(error)
+                # As it is, a cancellation would be taken for the worker's end in good order.
+                stray = isinstance(error, asyncio.CancelledError)
+                self._crashed.set_exception(RuntimeError("a runner was cancelled from within") if stray else error)
         finally:
             self._runners.discard(runner)
             self._left.discard(runner)
@@ -140,6 +168,8 @@ class PlainRunner:
         """The next row: of the type that fewest runners are busy with, if its handlers' limits let it run."""
         best: str | None = None
         for event_type, queue in self._queues.items():
+            if self._at_work[event_type] >= self._most:
+                continue
             if queue and (best is None or self._at_work[event_type] < self._at_work[best]) and self._may_run(queue[0]):
                 best = event_type
         if best is None:
@@ -169,16 +199,10 @@ class PlainRunner:
         """Run its handlers and conclude; false if the runner must not go on."""
         desk = self._desk
         try:
-            if desk.is_lost(delivery):
-                desk.lost(delivery)
+            rest = self._enter(runner, delivery)
+            if rest is None:
                 return True
-            if desk.stopping:
-                desk.release([delivery])
-                return True
-            desk.begin(delivery, lambda: self._stop(runner))
-            handlers = desk.routes.handlers_for(delivery)
-            runner.ran, runner.failures = [], []
-            for handler in handlers:
+            for handler in rest:
                 error = used_up(handler) if handler.is_exhausted(delivery) else await self._run(runner, handler)
                 if runner.left:
                     return False
@@ -191,12 +215,50 @@ class PlainRunner:
                     desk.took_effect(delivery, handler.name)
                 else:
                     runner.failures.append((handler, error))
-            outcome = conclude(delivery, runner.failures, desk.random) if handlers else AlreadyHandled()
-            desk.conclude(delivery, outcome, runner.ran)
-            return not runner.task.cancelling()
+                if runner.is_spoilt:
+                    self._pass_on(runner, delivery, tuple(rest))
+                    return False
+            self._conclude(runner, delivery)
+            return True
         finally:
             if not runner.left:
                 self._free(runner)
+
+    def _enter(self, runner: _Runner, delivery: Delivery) -> Iterator[Handler] | None:
+        """Begin with the row, or go on with what another runner has passed on; none if it is not to be run."""
+        desk = self._desk
+        stops = desk.stopping or self._closed
+        if runner.rest is not None:
+            if stops or desk.is_lost(delivery):
+                desk.conclude(delivery, Released(), runner.ran)
+                return None
+            return runner.rest
+        if desk.is_lost(delivery):
+            desk.lost(delivery)
+            return None
+        if stops:
+            desk.release([delivery])
+            return None
+        desk.begin(delivery, partial(self._stop_row, delivery))
+        runner.ran, runner.failures = [], []
+        runner.rest = iter(desk.routes.handlers_for(delivery))
+        return runner.rest
+
+    def _conclude(self, runner: _Runner, delivery: Delivery) -> None:
+        outcome = conclude(delivery, runner.failures, self._desk.random) if runner.ran else AlreadyHandled()
+        self._desk.conclude(delivery, outcome, runner.ran)
+
+    def _pass_on(self, runner: _Runner, delivery: Delivery, rest: tuple[Handler, ...]) -> None:
+        """Its task was cancelled: the other handlers of the row have their turn in another, unless the worker stops."""
+        if not rest:
+            self._conclude(runner, delivery)
+        elif runner.why == "stop":
+            self._desk.conclude(delivery, Released(), runner.ran)
+        else:
+            successor = _Runner(delivery)
+            successor.rest, successor.ran, successor.failures = iter(rest), runner.ran, runner.failures
+            runner.delivery = None  # the row keeps its place among its type, and those of its handlers
+            self._employ(successor)
 
     async def _run(self, runner: _Runner, handler: Handler) -> BaseException | None:
         """One handler; whatever it does, its error is a value."""
@@ -219,20 +281,23 @@ class PlainRunner:
             error = await begun
             if error is None:
                 error = _after()
-        runner.deadline = math.inf
         if runner.left:
             return error
+        runner.deadline = math.inf
+        runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
         if runner.why == "timeout":
             error = self._timed_out(handler)
-        elif error is None and runner.why is None and runner.task.cancelling():
-            error = asyncio.CancelledError()  # a handler that cancels its own task has failed like any other
+        elif error is None and runner.why is None and runner.is_spoilt and await is_cancelled():
+            error = (
+                asyncio.CancelledError()
+            )  # a handler that cancels its own task and returns has failed like any other
         activity.end(error)
         return error
 
     def _free(self, runner: _Runner) -> None:
         """Its row is concluded: the place among its type and the limits of its handlers are free again."""
         delivery, runner.delivery = runner.delivery, None
-        runner.handler = None
+        runner.handler = runner.rest = None
         if delivery is not None:
             self._at_work[delivery.event_type] -= 1
             if not self._at_work[delivery.event_type]:
@@ -260,41 +325,56 @@ class PlainRunner:
         if (next_deadline := min(pending, default=math.inf)) < math.inf:
             self._look_at(next_deadline)
 
+    def _stop_row(self, delivery: Delivery) -> None:
+        """Its lease is lost; whoever runs its handlers by now."""
+        for runner in list(self._runners):
+            if runner.delivery is delivery:
+                self._stop(runner)
+
     def _stop(self, runner: _Runner) -> None:
-        patience = min(self._desk.settings.times.patience, PATIENCE_AT_THE_END)
-        self._cancel(runner, "stop", patience.total_seconds())
+        self._cancel(runner, "stop", self._patience_at_the_end())
+
+    def _patience_at_the_end(self) -> float:
+        return min(self._desk.settings.times.patience, PATIENCE_AT_THE_END).total_seconds()
 
     def _cancel(self, runner: _Runner, why: Literal["timeout", "stop"], patience: float) -> None:
-        if runner.delivery is None or runner.handler is None or runner.why is not None or runner.left:
+        if runner.task is None or runner.handler is None or runner.why is not None:
             return
         runner.why = why
         runner.task.cancel()
-        self._loop.call_later(patience, self._leave, runner, runner.delivery)
+        self._loop.call_later(patience, self._leave, runner)
 
-    def _leave(self, runner: _Runner, delivery: Delivery) -> None:
+    def _leave(self, runner: _Runner) -> None:
         """Its handler ignores its cancellation: somebody else takes its place, and it may run on unheeded."""
-        if runner.left or runner.delivery is not delivery or runner.handler is None:
+        delivery, handler = runner.delivery, runner.handler
+        if delivery is None or handler is None or runner.rest is None:  # it has ended; a runner is cancelled only once
             return
-        handler, activity = runner.handler, runner.activity
         runner.left = True
-        error = self._timed_out(handler) if runner.why == "timeout" else asyncio.CancelledError()
-        if activity is not None:
-            activity.end(error)
-        if runner.why == "timeout":
-            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
-            failures = [*runner.failures, (handler, error)]
-            outcome = conclude(delivery, failures, self._desk.random)
-            self._desk.conclude(delivery, outcome, [*runner.ran, handler.name])
-        else:
-            self._desk.conclude(delivery, Released(), runner.ran)
         self._runners.discard(runner)
         self._left.add(runner)  # so that its task is not collected while it runs
+        error = self._timed_out(handler) if runner.why == "timeout" else asyncio.CancelledError()
+        if runner.activity is not None:
+            runner.activity.end(error)
+        if runner.why == "timeout":
+            self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
+            runner.ran.append(handler.name)
+            runner.failures.append((handler, error))
+            self._pass_on(runner, delivery, tuple(runner.rest))
+        else:
+            self._desk.conclude(delivery, Released(), runner.ran)
         self._free(runner)
         self._fill()
 
     @staticmethod
     def _timed_out(handler: Handler) -> HandlerTimeoutError:
         return HandlerTimeoutError(f"did not return within {handler.timeout_seconds:g} s")
+
+
+def _most_of_a_type(desk: Desk) -> int:
+    """How many runners one type may have: where there are others, one runner is theirs."""
+    concurrency = desk.settings.concurrency
+    types = [each for line in desk.routes.lines if not line.transactional for each in line.event_types or ("", "")]
+    return max(1, concurrency - 1) if len(types) > 1 else concurrency
 
 
 def _after() -> BaseException | None:

@@ -121,6 +121,15 @@ class Publishing:
             raise
         activity.end()
 
+    def flush(self, within: float = 1.0) -> bool:
+        """Have whoever watches be done with what was published so far, within so many seconds; false if it is not.
+
+        For whatever may end or be frozen right after a publish, such as a script or a function in the cloud. A
+        telemetry provider of the program's own has to be flushed after it.
+        """
+        flush = getattr(self.probe, "flush", None)  # not every probe has anything to wait for
+        return flush is None or flush(within) is not False
+
     def prepare(self, envelope: EventEnvelope, options: PublishOptions, trace: str | None = None) -> Insert:
         """The insert for one event; `trace` is what it carries instead of the current one.
 

@@ -68,6 +68,8 @@ class Room:
     def has_room(self) -> bool:
         """Whether one of those that were refused could be asked for now."""
         for line in self._order:
+            if id(line) in self.refused and self._spare(line) >= max(1, self._of(line) // 8):
+                return True
             left_out = self._left_out.get(id(line))
             if left_out is not None:
                 held = self._desk.held_types(line)
@@ -106,9 +108,22 @@ class Room:
             limit = share - self._desk.held(line)
             if limit >= max(1, share // 2):
                 dealt.append((line, limit))
-            else:
-                self.refused.add(id(line))
+                continue
+            self.refused.add(id(line))
+            if (spare := self._spare(line)) > 0:
+                dealt.append((line, spare))
         return dealt
+
+    def _spare(self, line: Line) -> int:
+        """What types that hold little may have beyond a room that another type has filled."""
+        held, room = self._desk.held_types(line), self._of(line)
+        if line.event_types is None or not held:
+            return 0
+        share = max(1, room // (len(held) + 1))
+        little = [each for each in line.event_types if held.get(each, 0) < share]
+        if not little or len(little) == len(line.event_types):
+            return 0
+        return max(1, room // 4) - sum(held.get(each, 0) for each in little)
 
     def _of(self, line: Line) -> int:
         return self._room[line.transactional] if line.room is None else line.room

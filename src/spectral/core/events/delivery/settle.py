@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Conclusion, Settlements
 
 _BATCH: Final = 200
@@ -36,19 +37,34 @@ class SettleLoop:
         self._settlements = settlements
         self._desk = desk
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
-        self._refused: dict[UUID, int] = {}
+        self._refused: dict[Lease, int] = {}
 
     async def run(self) -> None:
         """Write until cancelled."""
         queue = self._desk.to_settle
+        left: Conclusion | None = None
         try:
             while True:
-                batch = [await queue.get()]
-                while len(batch) < _BATCH and not queue.empty():
-                    batch.append(queue.get_nowait())
+                first = left or await queue.get()
+                batch, left = self._gather(first)
                 await self._write(batch)
         finally:
             await self._settlements.close()
+
+    def _gather(self, first: Conclusion) -> tuple[list[Conclusion], Conclusion | None]:
+        """What waits, and the one that has to wait for the next batch.
+
+        A worker may hold a row twice, by a lease it has lost and by a new one. The server answers rows: in one batch
+        the lost lease would pass for the one that stands.
+        """
+        queue = self._desk.to_settle
+        batch = {first.delivery.lease.row_id: first}
+        while len(batch) < _BATCH and not queue.empty():
+            conclusion = queue.get_nowait()
+            if conclusion.delivery.lease.row_id in batch:
+                return list(batch.values()), conclusion
+            batch[conclusion.delivery.lease.row_id] = conclusion
+        return list(batch.values()), None
 
     async def _write(self, batch: list[Conclusion]) -> None:
         while True:
@@ -76,19 +92,19 @@ class SettleLoop:
                 return
 
     def _settled(self, conclusion: Conclusion, stood: set[UUID]) -> None:
-        row_id = conclusion.delivery.lease.row_id
-        self._refused.pop(row_id, None)
-        self._desk.settled(conclusion, stood=row_id in stood)
+        lease = conclusion.delivery.lease
+        self._refused.pop(lease, None)
+        self._desk.settled(conclusion, stood=lease.row_id in stood)
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:
         """Most likely its row is locked by a transaction that ends soon; the others need not wait for it."""
-        row_id = conclusion.delivery.lease.row_id
-        tries = self._refused.get(row_id, 0) + 1
+        lease = conclusion.delivery.lease
+        tries = self._refused.get(lease, 0) + 1
         if tries < _TRIES:
-            self._refused[row_id] = tries
+            self._refused[lease] = tries
             pause = _FIRST_PAUSE * 2**tries
             asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put_nowait, conclusion)
             return
-        self._refused.pop(row_id, None)
+        self._refused.pop(lease, None)
         self._desk.give_up(conclusion.delivery)
         self._desk.probe.tell(SettleGivenUp(conclusion.delivery, describe(refusal.__cause__ or refusal)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from spectral.core.events.metrics import (
     ACK_DURATION,
     EAR_DOWN_SECONDS,
-    EMITTER_TIMESTAMP,
+    EMITTER_UP,
     GROWTH_TRIGGER,
     HANDLERS_RAN_AWAY,
     LOOP_BLOCKED_SECONDS,
@@ -17,12 +17,14 @@ from spectral.core.events.metrics import (
     PROBE_DROPPED,
     PROBE_FAILED,
     SWEEP_LATE,
+    WORKER_GENERATION,
     WORKER_STATE,
     XMIN_AGE,
     XMIN_SECONDS,
 )
 from spectral.core.events.settings import WorkerTimes
 from spectral.core.operations.monitoring.alert import Alert, Group, Severity
+from spectral.core.operations.monitoring.queries import duration
 from spectral.core.operations.verdict_words import spoken
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ _DEGRADED: Final = WorkerTimes().degraded_after
 _BLOCKED: Final = timedelta(seconds=30)
 _SILENT: Final = timedelta(minutes=2)
 """Four looks of the emitter."""
+_REMEMBERED: Final = timedelta(hours=6)
+"""For how long a database is missed whose workers are all gone, and their series with them."""
 
 _ENOUGH: Final = 1_000
 
@@ -88,12 +92,13 @@ def worker_alerts(queries: Queries) -> Iterator[Alert]:
 
 def watch_alerts(queries: Queries) -> Iterator[Alert]:
     """Of those who watch: without them every other alert is silent."""
-    seen = queries.over("max", (), f"max_over_time({queries.select(EMITTER_TIMESTAMP)}[1h])")
+    workers = f"{queries.select(WORKER_GENERATION)}[{duration(_REMEMBERED)}]"
+    known = queries.over("count", (), f"max_over_time({workers})")
     yield _worker_alert(
         name="SpectralEmitterSilent",
-        # Within the last hour, so that it is missed also where its series end with their worker.
-        expr=f"time() - {seen} > {_SILENT.total_seconds():.10g} or absent({queries.select(EMITTER_TIMESTAMP)})",
-        for_=timedelta(minutes=1),
+        # An emitter shows its numbers only while they are new: no clock is compared with another's.
+        expr=f"{queries.unless_any(known, EMITTER_UP)} or absent_over_time({workers})",
+        for_=_SILENT,
         severity=Severity.CRITICAL,
         summary="Nobody measures the database",
         description=f"No worker has read backlogs and queues for {spoken(_SILENT)}."

@@ -2,6 +2,10 @@
 
 structlog that nobody configured prints to stdout, which is the program's own; so it is not used then. Logging that
 nobody configured stays silent, as a library's should.
+
+Whoever logs while events are delivered must not wait for whoever reads the log: handlers' lines and those of the worker
+process are made where they are said (there are their time, their context and their exception), and written by an
+outlet.
 """
 
 from __future__ import annotations
@@ -9,15 +13,22 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from contextlib import suppress
+from contextvars import copy_context
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from spectral.core.events.infrastructure.observability.outlet import Outlet
+from spectral.core.events.infrastructure.observability.told import EXCEPTION, without_exception
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from structlog.typing import EventDict, Processor, WrappedLogger
 
 LIBRARY: Final = "spectral"
 """The logger above all of the library's, and the key of a record's fields."""
@@ -29,6 +40,10 @@ _NAMES: Final = {
     logging.ERROR: "error",
     logging.CRITICAL: "critical",
 }
+SAID: Final = Outlet("said")
+"""Writes what handlers and the worker process say, in the order in which it was said."""
+
+_WRITES: Final = frozenset({*_NAMES.values(), "msg", "log", "warn", "exception", "fatal", "failure", "err"})
 _FROM_HANDLER: Final = 4
 """So many calls lie between a handler's line of code, which a record names, and logging."""
 _PLAIN: Final = re.compile(r"[\w.:/@+,-]+", re.ASCII)
@@ -88,14 +103,19 @@ class EventLogger:
     """Implements `Logger`, for a handler: every line has these fields, made when the first line is written.
 
     A line that cannot be written is lost: it is no reason to fail an event. Whatever else the project's own structlog
-    logger can do can be done with this one too.
+    logger can do can be done with this one too. Of an exception it keeps what may be kept, without what that quotes of
+    the payload. It is patient unless told otherwise: see `patient_logger`.
     """
 
-    __slots__ = ("_fields", "_known", "_name")
+    __slots__ = ("_fields", "_is_patient", "_known", "_name", "_payload")
 
-    def __init__(self, name: str, fields: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, fields: Callable[[], dict[str, Any]], payload: str | None = None, *, patient: bool = True
+    ) -> None:
         self._name = name
         self._fields = fields
+        self._payload = payload
+        self._is_patient = patient
         self._known: dict[str, Any] | None = None
 
     def debug(self, event: str, *args: object, **fields: object) -> None:
@@ -125,26 +145,71 @@ class EventLogger:
     def bind(self, **fields: object) -> EventLogger:
         """The same with more fields on every line."""
         known = {**self._all(), **fields}
-        return EventLogger(self._name, lambda: known)
+        return EventLogger(self._name, lambda: known, self._payload, patient=self._is_patient)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the project's own
         if name.startswith("_") or not structlog.is_configured():
             raise AttributeError(name)
-        return getattr(structlog.get_logger(self._name).bind(**self._all()), name)
+        return getattr(self._logger().bind(**self._all()), name)
 
     def _say(self, level: int, event: str, args: tuple[object, ...], fields: Mapping[str, object]) -> None:
         with suppress(Exception):
             if structlog.is_configured():
-                getattr(structlog.get_logger(self._name), _NAMES[level])(event, *args, **{**self._all(), **fields})
+                getattr(self._logger(), _NAMES[level])(event, *args, **{**self._all(), **fields})
                 return
             logger = standard_logger(self._name)
             if logger.isEnabledFor(level):
-                log_standard(logger, level, event % args if args else event, **{**self._all(), **fields})
+                said = event % args if args else event
+                record = _record(logger, level, said, without_exception({**self._all(), **fields}, self._payload))
+                write_soon(logger.handle, record) if self._is_patient else logger.handle(record)
+
+    def _logger(self) -> Any:  # noqa: ANN401  structlog's wrapper is the project's choice
+        return patient_logger(self._name, self._without_exception, patient=self._is_patient)
+
+    def _without_exception(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        return without_exception(event, self._payload)
 
     def _all(self) -> dict[str, Any]:
         if self._known is None:
             self._known = self._fields()
         return self._known
+
+
+def patient_logger(name: str, *first: Processor, patient: bool = True) -> Any:  # noqa: ANN401  as above
+    """A logger of the project's structlog, or of structlog as it comes, that keeps nobody waiting.
+
+    Its lines go through `first` and the configured processors at once; an outlet does the writing, which takes as long
+    as whoever reads them takes. Not if it is not to be patient, as in a test that looks for the line right after it.
+    """
+    config = structlog.get_config()
+    writing = config["logger_factory"](name)
+    if patient and getattr(writing, "is_patient", None) is not True:
+        writing = _Patient(writing)
+    return structlog.wrap_logger(writing, processors=[*first, *config["processors"]] if first else None)
+
+
+class _Patient:
+    """What structlog wraps, with an outlet before whatever writes."""
+
+    __slots__ = ("_writing",)
+
+    def __init__(self, writing: Any) -> None:  # noqa: ANN401  the project's own
+        self._writing = writing
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  the project's own
+        found = getattr(self._writing, name)
+        return partial(write_soon, found) if name in _WRITES else found
+
+
+def write_soon(write: Callable[..., object], /, *args: object, **fields: object) -> None:
+    """Have it called by the outlet, in the context of whoever calls."""
+    SAID.put(partial(copy_context().run, partial(write, *args, **fields)))
+
+
+def say_later(name: str, level: str, event: str, /, **fields: object) -> None:
+    """Log by the outlet alone, for those who cannot even wait for a project's processors."""
+    said_at = timestamp(time.time())
+    SAID.put(lambda: getattr(structlog.get_logger(name), level)(event, timestamp=said_at, **fields))
 
 
 def standard_logger(name: str) -> logging.Logger:
@@ -158,10 +223,24 @@ def standard_logger(name: str) -> logging.Logger:
 
 def log_standard(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:  # noqa: ANN401  anything
     """The message, then its fields as `key=value`; whoever formats records as JSON finds them as `record.spectral`."""
-    exc_info = fields.pop("exc_info", None)
+    logger.handle(_record(logger, level, event, fields))
+
+
+def _record(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Any]) -> logging.LogRecord:
+    try:
+        path, line, function, _ = logger.findCaller(stacklevel=_FROM_HANDLER)
+    except ValueError:  # there are not so many
+        path, line, function = "(unknown file)", 0, "(unknown function)"
     # The message is a constant, for tools that group by it; only the fields are filled in.
     template = _escaped(event).replace("%", "%%") + " %s"
-    logger.log(level, template, in_words(fields), exc_info=exc_info, extra={LIBRARY: fields}, stacklevel=_FROM_HANDLER)
+    told = fields.get(EXCEPTION)
+    is_told = isinstance(told, str)  # not a field of the handler's own with something else in it
+    words = in_words({name: value for name, value in fields.items() if not (is_told and name == EXCEPTION)})
+    record = logger.makeRecord(
+        logger.name, level, path, line, template, (words,), None, function, extra={LIBRARY: dict(fields)}
+    )
+    record.exc_text = told if is_told else None  # formatters write it in lines of its own, as they do with a traceback
+    return record
 
 
 def in_words(fields: Mapping[str, object]) -> str:

@@ -56,19 +56,23 @@ IDS_PER_LINE: Final = 100
 
 _TRACEPARENT_LENGTH: Final = 55
 _FOR_A_CLOSE_LOOK: Final = (probe.HandlerRan, probe.Claimed, probe.SettlementWritten)
+_OF_OPERATORS: Final = (probe.Replayed, probe.Discarded, probe.Swept)
 _LEVELS: Final = {"retry": WARNING, "failed": ERROR}
 
 
 def handler_logger(
     delivery: Delivery, handler_name: str, traceparent: str | None = None, identity: Identity | None = None
 ) -> Logger:
-    """The logger a handler is given: every line says which event it is about."""
+    """The logger a handler is given: every line says which event it is about.
+
+    identity: the worker's. Without one it is a test that runs the handler, and its lines are there when it returns.
+    """
 
     def fields() -> dict[str, Any]:
         who = {"generation": delivery.generation} if identity is None else _who(identity)
         return _of(who, delivery, traceparent) | {"handler_name": handler_name}
 
-    return EventLogger("spectral.handler", fields)
+    return EventLogger("spectral.handler", fields, delivery.payload, patient=identity is not None)
 
 
 class LogTool:
@@ -93,10 +97,26 @@ class LogTool:
         self._publisher = LogWriter("spectral.publish", logger)
         self._log = LogWriter("spectral.worker", logger)
         self._operator = LogWriter("spectral.operator", logger)
+        self._says_handled = True
 
     def cares_for(self, kind: type[probe.Note]) -> bool:
-        """Whether anybody reads lines of its level; some are for whoever looks closely."""
-        return kind not in _FOR_A_CLOSE_LOOK or self._log.at(DEBUG) is not None
+        """Whether anybody reads lines of the worst level that such a note may have."""
+        if kind is probe.Published:
+            return self._publisher.at(WARNING) is not None
+        if kind in _OF_OPERATORS:
+            return self._operator.at(INFO) is not None
+        if kind is probe.Finished:
+            self._says_handled = self._lines is not None or self._log.at(INFO) is not None
+            return self._says_handled or self._log.at(ERROR) is not None
+        return self._log.at(DEBUG if kind in _FOR_A_CLOSE_LOOK else CRITICAL) is not None
+
+    def wants(self, note: probe.Note) -> bool:
+        """Whether anybody reads lines of its own level."""
+        if isinstance(note, probe.Finished):  # of which there are many: as it was when `cares_for` was last asked
+            return self._says_handled or isinstance(note.outcome, Retry | DeadLetter)
+        if isinstance(note, probe.Published):
+            return self._publisher.at(INFO if note.failure is None else WARNING) is not None
+        return True
 
     def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901  one case for each kind of note
         """Log it; raises what the log raises."""
@@ -283,7 +303,7 @@ def _dead(row: probe.DeadRow | None) -> dict[str, Any]:
     }
 
 
-def _one(envelope: EventEnvelope) -> dict[str, Any]:
+def _one(envelope: EventEnvelope | probe.EventRef) -> dict[str, Any]:
     return {
         "event_id": str(envelope.event_id),
         "event_type": envelope.event_type,
@@ -293,7 +313,7 @@ def _one(envelope: EventEnvelope) -> dict[str, Any]:
     }
 
 
-def _several(envelopes: Sequence[EventEnvelope]) -> dict[str, Any]:
+def _several(envelopes: Sequence[EventEnvelope | probe.EventRef]) -> dict[str, Any]:
     workspaces = {str(each.workspace_id) for each in envelopes if each.workspace_id is not None}
     return {
         **_ids([each.event_id for each in envelopes]),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Final
+from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics as otel
 
 from spectral.core.events import metrics
 from spectral.core.events.infrastructure.observability.measures import measure
+from spectral.core.events.infrastructure.observability.outlet import flush_first
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.metrics import METRICS, BoundedLabels, Kind
 
@@ -45,26 +48,54 @@ _READ_ANEW_AFTER: Final = 1.0
 class OpenTelemetryMetrics:
     """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does.
 
-    What only grows is counted here and read by the provider when it collects; it is told of durations alone.
+    All of them in a process count together, for a provider reads an instrument once, whoever has made it.
     """
 
     def __init__(self) -> None:
         self._provider: MeterProvider | None = None
-        self._durations: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
-        self._counted = Recorder()
-        self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
-        self._bounded = BoundedLabels()
+        self._instruments: _Instruments | None = None
 
     def cares_for(self, kind: type[Note]) -> bool:  # noqa: ARG002  for every kind, or for none
         """Whether somebody has set a meter provider by now."""
-        self._look()
-        return bool(self._durations)
+        return self._look() is not None
 
     def tell(self, note: Note, at: float | None = None) -> None:  # noqa: ARG002  meters keep their own time
         """Record it, if somebody has set a meter provider by now."""
-        self._look()
-        if not self._durations:
-            return
+        instruments = self._look()
+        if instruments is not None:
+            instruments.tell(note)
+
+    def _look(self) -> _Instruments | None:
+        provider = otel.get_meter_provider()
+        if provider is not self._provider:
+            self._instruments = _instruments_of(provider) if _is_real(provider) else None
+            self._provider = provider
+        return self._instruments
+
+
+class _Instruments:
+    """What a provider is told with.
+
+    What only grows is counted here and read by the provider when it collects; it is told of durations alone.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+        self._counted = Recorder()
+        self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
+        self._bounded = BoundedLabels()
+        self.unlock()
+        read = _ReadAtOnce(self._counted.samples)
+        for metric in METRICS:
+            if metric.kind is Kind.COUNTER and metric not in _READ:
+                meter.create_observable_counter(metric.name, [read.of(metric)], metric.unit, metric.help)
+
+    def unlock(self) -> None:
+        """With a lock that nobody holds, see `Recorder`."""
+        self._lock = threading.Lock()
+
+    def tell(self, note: Note) -> None:
+        """Record it."""
         self._counted.tell(note)
         for metric, labels, value in measure(note):
             record = self._durations.get(metric)
@@ -72,24 +103,35 @@ class OpenTelemetryMetrics:
                 record(value, self._of(metric, labels))
 
     def _of(self, metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
-        bounded = self._bounded.of(metric, labels)
-        known = self._attributes.get((metric, bounded))
-        if known is None:
-            known = self._attributes[metric, bounded] = _attributes(metric, bounded)
-        return known
+        with self._lock:
+            bounded = self._bounded.of(metric, labels)
+            known = self._attributes.get((metric, bounded))
+            if known is None:
+                known = self._attributes[metric, bounded] = _attributes(metric, bounded)
+            return known
 
-    def _look(self) -> None:
-        provider = otel.get_meter_provider()
-        if provider is self._provider:
-            return
-        self._provider = provider
-        if _is_real(provider):
-            meter = provider.get_meter(_SCOPE)
-            self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
-            read = _ReadAtOnce(self._counted.samples)
-            for metric in METRICS:
-                if metric.kind is Kind.COUNTER and metric not in _READ:
-                    meter.create_observable_counter(metric.name, [read.of(metric)], metric.unit, metric.help)
+
+_known: WeakKeyDictionary[MeterProvider, _Instruments] = WeakKeyDictionary()
+_knowing = threading.Lock()
+
+
+def _instruments_of(provider: MeterProvider) -> _Instruments:
+    with _knowing:
+        instruments = _known.get(provider)
+        if instruments is None:
+            instruments = _known[provider] = _Instruments(provider.get_meter(_SCOPE))
+            flush_first()
+        return instruments
+
+
+def _after_fork() -> None:
+    global _knowing  # noqa: PLW0603  whoever held it may be missing here
+    _knowing = threading.Lock()
+    for instruments in list(_known.values()):
+        instruments.unlock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def has_provider() -> bool:

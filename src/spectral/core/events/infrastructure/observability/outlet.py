@@ -21,8 +21,17 @@ CAPACITY: Final = 10_000
 _GATHER: Final = 0.02
 """Seconds: the thread takes what has gathered at once, instead of contending with the worker for every single note."""
 
+_START_AGAIN: Final = 1.0
+"""Seconds: a process that has no room for another thread now may have it later."""
+
 _LAST_WORDS: Final = 1.0
 _outlets: WeakSet[Outlet] = WeakSet()
+_here = threading.local()
+
+
+def is_in_outlet() -> bool:
+    """Whether this runs behind an outlet, whose work must not make more of it."""
+    return getattr(_here, "in_outlet", False)
 
 
 class Outlet:
@@ -40,9 +49,9 @@ class Outlet:
         """Empty and without a thread; also in the child of a fork, where the thread is missing."""
         self._queue: deque[Callable[[], object]] = deque()
         self._filled = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._is_running = False
         self._start = threading.Lock()
+        self._start_at = 0.0
         self._thread: threading.Thread | None = None
 
     def put(self, work: Callable[[], object]) -> None:
@@ -52,35 +61,54 @@ class Outlet:
             return
         self._queue.append(work)
         if not self._filled.is_set():
-            self._idle.clear()
             self._filled.set()
-            if self._thread is None:
-                self._start_thread()
+        if self._thread is None:
+            self._start_thread()
 
     def flush(self, within: float = _LAST_WORDS) -> bool:
         """Wait until everything so far has run, but no longer than this; false if it has not."""
-        return self._idle.wait(within)
+        # In this order: the thread says that it runs before it takes anything.
+        if not self._queue and not self._is_running:
+            return True
+        if threading.current_thread() is self._thread:
+            return False  # it would wait for itself
+        reached = threading.Event()
+        self._queue.append(reached.set)
+        self._filled.set()
+        if self._thread is None:
+            self._start_thread()
+        return reached.wait(within)
 
     def _start_thread(self) -> None:
-        with self._start:
+        """Start it, or try again later: what waits, waits."""
+        if time.monotonic() < self._start_at or not self._start.acquire(blocking=False):
+            return
+        try:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"spectral-{self.name}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"spectral-{self.name}", daemon=True)
+                thread.start()
+                self._thread = thread
+        except Exception:  # noqa: BLE001  no room for a thread is none of the flow's business
+            self.failed += 1
+            self._start_at = time.monotonic() + _START_AGAIN
+        finally:
+            self._start.release()
 
     def _run(self) -> None:
+        _here.in_outlet = True
         while True:
             self._filled.wait()
             time.sleep(_GATHER)
             self._filled.clear()
+            self._is_running = True
             while self._queue:
                 work = self._queue.popleft()
                 try:
                     work()
-                except Exception:  # noqa: BLE001  whoever watches must not end anything
+                except BaseException:  # noqa: BLE001  whoever watches must not end anything, not even this thread
                     self.failed += 1
-            self._idle.set()
-            if self._filled.is_set():  # something came between the last look and now
-                self._idle.clear()
+                del work  # or it would be kept until the next one comes
+            self._is_running = False
 
 
 def _after_fork() -> None:
@@ -94,6 +122,16 @@ def flush_all(within: float = _LAST_WORDS) -> bool:
     # Twice: what one outlet runs may put something into another.
     flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for _ in range(2) for outlet in list(_outlets)]
     return all(flushed)
+
+
+def flush_first() -> None:
+    """At the end of the process, flush before anything is shut down that has registered itself for that by now.
+
+    What is registered last runs first. A provider is mostly made after this module was imported, and what is told to
+    it after its end is lost.
+    """
+    atexit.unregister(flush_all)
+    atexit.register(flush_all)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -7,9 +7,11 @@ for one metric at a time when read.
 
 from __future__ import annotations
 
+import os
 import threading
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from spectral.core.events.infrastructure.observability.measures import measure
 from spectral.core.events.metrics import METRICS, BoundedLabels, Distribution, Kind, Metric, Sample
@@ -17,17 +19,24 @@ from spectral.core.events.metrics import METRICS, BoundedLabels, Distribution, K
 if TYPE_CHECKING:
     from spectral.core.events.probe import Note
 
+_recorders: Final[WeakSet[Recorder]] = WeakSet()
+
 
 class Recorder:
     """Implements `Tool`; quick enough to be told at once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.unlock()
+        _recorders.add(self)
         self._bounded = BoundedLabels()
         # By metric and labels: of a counter its value, of a histogram the count of each bucket and then the sum.
         self._cells: dict[Metric, dict[tuple[str, ...], list[float]]] = {
             metric: {} for metric in METRICS if metric.kind is not Kind.GAUGE
         }
+
+    def unlock(self) -> None:
+        """With a lock that nobody holds; also in the child of a fork, where its holder may be missing."""
+        self._lock = threading.Lock()
 
     def tell(self, note: Note) -> None:
         """Count it."""
@@ -70,3 +79,11 @@ class Recorder:
         # One bucket more than there are bounds, for what is beyond the last; and the sum.
         empty = [0.0] * (len(metric.buckets) + 2) if metric.buckets else [0.0]
         return self._cells[metric].setdefault(self._bounded.of(metric, labels), empty)
+
+
+def _after_fork() -> None:
+    for recorder in list(_recorders):
+        recorder.unlock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

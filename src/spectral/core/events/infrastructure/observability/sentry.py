@@ -15,6 +15,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from spectral.core.events.infrastructure.observability.outlet import flush_first
 from spectral.core.events.outcome import DeadLetter
 from spectral.core.events.probe import DeadRow, Finished, Reaped, Unhandled
 
@@ -75,12 +76,24 @@ class SentryTool:
         self._worker = worker
         self._allowance = Allowance(clock)
         self._ignored = False
+        self._client: Any = None
         self._trail: deque[dict[str, object]] = deque(maxlen=_TRAIL)
 
     def cares_for(self, kind: type[Note]) -> bool:
-        """Whether an event may be lost by it, and there is a client to report to."""
-        sdk: Any = sys.modules.get("sentry_sdk")
-        return kind in (Finished, Reaped, Unhandled) and sdk is not None and bool(sdk.get_client().is_active())
+        """Whether an event may be lost by it, in a program that uses Sentry."""
+        return kind in (Finished, Reaped, Unhandled) and "sentry_sdk" in sys.modules
+
+    def wants(self, note: Note) -> bool:
+        """Whether an event is lost by it, and there is a client to report to, where this is asked."""
+        sdk: Any = sys.modules.get("sentry_sdk") if _is_loss(note) else None
+        client = None if sdk is None else sdk.get_client()
+        if client is None or not client.is_active():
+            return False
+        if client is not self._client:
+            # Kept: a client may be set for a part of the program, and the outlet's thread is no part of it.
+            self._client = client
+            flush_first()
+        return True
 
     def tell(self, note: Note, at: float | None = None) -> None:
         """Report it if an event is lost by it; raises what Sentry raises."""
@@ -88,7 +101,7 @@ class SentryTool:
         sdk: Any = sys.modules.get("sentry_sdk") if losses else None
         if sdk is None:
             return
-        client = sdk.get_client()
+        client = self._client if self._client is not None and self._client.is_active() else sdk.get_client()
         if not client.is_active():
             return
         self._keep_from_the_log()
@@ -143,6 +156,15 @@ class SentryTool:
             # Present, so that `attach_stacktrace` adds no stack, and none of the variables on it.
             "threads": {"values": []},
         }
+
+
+def _is_loss(note: Note) -> bool:
+    """Whether `_losses` has any; cheaply, for most notes have none."""
+    if isinstance(note, Finished):
+        return isinstance(note.outcome, DeadLetter)
+    if isinstance(note, Reaped):
+        return note.status == "failed" or note.dead is not None
+    return isinstance(note, Unhandled)
 
 
 def _losses(note: Note) -> Iterator[Loss]:

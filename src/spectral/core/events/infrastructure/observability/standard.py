@@ -22,6 +22,15 @@ if TYPE_CHECKING:
     from spectral.core.events.settings import Identity
 
 
+_of_publishers: dict[Identity, Watch] = {}
+
+
+def publishers_watch(identity: Identity) -> Watch:
+    """The watch of all publishers of the process that speak as this: it has threads, and is never given back."""
+    known = _of_publishers.get(identity)
+    return known if known is not None else _of_publishers.setdefault(identity, standard_watch(identity))
+
+
 def standard_watch(
     identity: Identity,
     worker: str | None = None,

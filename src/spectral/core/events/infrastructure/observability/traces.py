@@ -25,6 +25,7 @@ from opentelemetry.trace import (
     TraceFlags,
 )
 
+from spectral.core.events.infrastructure.observability.outlet import flush_first
 from spectral.core.events.probe import Handle
 
 if TYPE_CHECKING:
@@ -109,17 +110,21 @@ class TracerSource:
         self._tracer: Tracer | None = None
         self._look_at = 0.0
 
-    def tracer(self) -> Tracer | None:
-        """None until there is a provider; from then on always the same, for a provider is set once."""
+    def tracer(self, *, look: bool = False) -> Tracer | None:
+        """None until there is a provider; from then on always the same, for a provider is set once.
+
+        look: ask for it now, so that nothing is missed.
+        """
         if self._tracer is None:
-            # Asked anew now and then: the API reads the environment each time, which a busy worker would notice.
-            if time.monotonic() < self._look_at:
+            # Else now and then: the API reads the environment each time, which a busy worker would notice.
+            if not look and time.monotonic() < self._look_at:
                 return None
             self._look_at = time.monotonic() + _LOOK_EVERY
             provider = self._provider or trace.get_tracer_provider()
             if isinstance(provider, ProxyTracerProvider):
                 return None
             self._tracer = provider.get_tracer(SCOPE, _version(), SCHEMA_URL, self._attributes)
+            flush_first()
         return self._tracer
 
 
@@ -133,9 +138,9 @@ class OpenTelemetryTracer:
 
     def start(self, act: Act) -> Traced | None:
         """See `Tracer`."""
-        tracer = self._source.tracer()
         if isinstance(act, Handle):
-            return self._handle(tracer, act)
+            return self._handle(self._source.tracer(), act)
+        tracer = self._source.tracer(look=True)
         return None if tracer is None or not act.envelopes else self._publish(tracer, act)
 
     def _publish(self, tracer: Tracer, act: Publish) -> Traced | None:

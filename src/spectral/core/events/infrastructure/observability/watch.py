@@ -1,29 +1,53 @@
 """The watch: one probe for the flow, several tools behind it that know nothing of each other and cannot reach it.
 
 Tools that only count in memory are told at once. Tools that write, send or might hang are told by an outlet's thread.
-Whatever raises is counted under its name and ignored.
+Whatever raises is counted under its name and ignored; but what orders the process to end, as the handler of a signal
+may at any moment, is left to do so.
 """
 
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections import Counter
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from spectral.core.events.infrastructure.observability.outlet import Outlet
-from spectral.core.events.probe import Failure, Published, TimedActivity
+from spectral.core.events import probe
+from spectral.core.events.infrastructure.observability.outlet import Outlet, is_in_outlet
+from spectral.core.events.probe import EventRef, HandlerRan, Publish, Published, TimedActivity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextvars import Context
 
-    from spectral.core.events.probe import Act, Activity, Note
+    from spectral.core.events.envelope import EventEnvelope
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.probe import Act, Activity, Failure, Note
 
 
 _ASK_EVERY: Final = 1.0
 """Seconds: a log may be configured, a provider set or Sentry initialised after the watch was made."""
+
+_LONG: Final = 0.05
+_LONG_IN_A_ROW: Final = 3
+_REST: Final = 30.0
+"""Seconds. Spans are begun in the flow, by whatever the program has hung into its provider: if that took so long so
+often, no span is begun for a while. The first one after it is on trial."""
+
+_MUCH: Final = 2_048
+"""Characters of a payload that are not worth a copy to be rid of."""
+
+_RAISED: Final = (Exception, CancelledError)
+_OF_A_DELIVERY: Final = (
+    probe.Finished,
+    probe.LeaseWasLost,
+    probe.SettleGivenUp,
+    probe.HandlerRanAway,
+    probe.Quarantined,
+)
 
 
 class Counting(Protocol):
@@ -35,14 +59,21 @@ class Counting(Protocol):
 
 
 class Tool(Protocol):
-    """Takes notes in its own time."""
+    """Takes notes in its own time.
+
+    It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
+    each note of a kind it cares for, so it must be quick; what it does not want is not queued.
+    """
 
     def cares_for(self, kind: type[Note]) -> bool:
         """Whether it would do anything about notes of this kind, as things stand; asked about once a second."""
         ...
 
     def tell(self, note: Note, at: float | None = None) -> None:
-        """Take note of what happened at this time (of the clock); may raise and may wait, for an outlet tells it."""
+        """Take note of what happened at this time (of the clock); may raise and may wait, for an outlet tells it.
+
+        The note says nothing of what is in an event: it may be a copy without the payload.
+        """
         ...
 
 
@@ -81,6 +112,14 @@ class Tracer(Protocol):
         ...
 
 
+class _Reader(NamedTuple):
+    """A tool, and the way to it."""
+
+    outlet: Outlet
+    tool: Tool
+    wants: Callable[[Note], bool] | None
+
+
 class Watch:
     """Implements `Probe`.
 
@@ -95,82 +134,141 @@ class Watch:
         tracer: Tracer | None = None,
     ) -> None:
         self._quick = dict(quick or {})
-        self._slow = [(Outlet(name), tool) for name, tool in slow.items()]
+        self._slow = [_Reader(Outlet(name), tool, getattr(tool, "wants", None)) for name, tool in slow.items()]
         self._tracer = tracer
         self._traces = Outlet("traces")
         self._raised: Counter[str] = Counter()
-        self._caring: dict[type[Note], list[tuple[Outlet, Tool]]] = {}
+        self._caring: dict[type[Note], list[_Reader]] = {}
         self._ask_again_at = 0.0
+        self._long_starts = 0
+        self._trace_again_at = 0.0
 
     def tell(self, note: Note) -> None:
         """See `Probe`."""
         for name, counting in self._quick.items():
             try:
                 counting.tell(note)
-            except Exception:  # noqa: BLE001  counted, and none of the flow's business
+            except _RAISED:  # counted, and none of the flow's business
                 self._raised[name] += 1
+        if is_in_outlet():
+            return  # a log that publishes what it is told would be told of that, and so on for ever
         caring = self._caring.get(type(note))
         if caring is None or time.monotonic() >= self._ask_again_at:
             caring = self._ask(type(note))
         if caring:
-            at = time.time()
-            for outlet, tool in caring:
-                outlet.put(_in_context(tool, note, at) if isinstance(note, Published) else partial(tool.tell, note, at))
+            self._hand_out(note, caring)
 
-    def _ask(self, kind: type[Note]) -> list[tuple[Outlet, Tool]]:
+    def _hand_out(self, note: Note, caring: list[_Reader]) -> None:
+        at = time.time()
+        slim: Note | None = None
+        for outlet, tool, wants in caring:
+            try:
+                if wants is None or wants(note):
+                    slim = slim or _slim(note)
+                    of_a_publish = isinstance(note, Published)
+                    outlet.put(_in_context(tool, slim, at) if of_a_publish else partial(tool.tell, slim, at))
+            except _RAISED:  # as above
+                self._raised[outlet.name] += 1
+
+    def _ask(self, kind: type[Note]) -> list[_Reader]:
         """Who cares for notes of a kind; whoever cannot say does not."""
         if time.monotonic() >= self._ask_again_at:
             self._caring = {}
             self._ask_again_at = time.monotonic() + _ASK_EVERY
-        caring: list[tuple[Outlet, Tool]] = []
-        for outlet, tool in self._slow:
+        caring: list[_Reader] = []
+        for reader in self._slow:
             try:
-                if tool.cares_for(kind):
-                    caring.append((outlet, tool))
-            except Exception:  # noqa: BLE001  as above
-                self._raised[outlet.name] += 1
+                if reader.tool.cares_for(kind):
+                    caring.append(reader)
+            except _RAISED:  # as above
+                self._raised[reader.outlet.name] += 1
         self._caring[kind] = caring
         return caring
 
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""
-        traced: Traced | None = None
-        if self._tracer is not None:
-            try:
-                traced = self._tracer.start(act)
-            except Exception:  # noqa: BLE001  as above
-                self._raised["traces"] += 1
-        return TimedActivity(self.tell, act) if traced is None else _TracedActivity(self, act, traced)
+        began = time.monotonic()
+        if self._tracer is None or began < self._trace_again_at or is_in_outlet():
+            return TimedActivity(self.tell, act)
+        activity: Activity | None = None
+        try:
+            traced = self._tracer.start(act)
+            activity = None if traced is None else _TracedActivity(self, act, traced)
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
+        self._started_within(time.monotonic() - began)
+        return activity or TimedActivity(self.tell, act)
+
+    def _started_within(self, seconds: float) -> None:
+        """Count what took too long, and have no more of it if that goes on."""
+        if seconds <= _LONG:
+            self._long_starts = 0
+            return
+        self._raised["traces"] += 1
+        self._long_starts += 1
+        if self._long_starts >= _LONG_IN_A_ROW:
+            self._trace_again_at = time.monotonic() + _REST
 
     def troubles(self) -> dict[str, tuple[int, int]]:
         """By tool: how many notes were dropped, and how many failed."""
-        outlets = [*(outlet for outlet, _ in self._slow), self._traces]
-        counted = {outlet.name: (outlet.dropped, outlet.failed + self._raised[outlet.name]) for outlet in outlets}
+        counted = {
+            outlet.name: (outlet.dropped, outlet.failed + self._raised[outlet.name]) for outlet in self._outlets()
+        }
         return counted | {name: (0, self._raised[name]) for name in self._quick}
 
-    def flush(self, within: float) -> None:
-        """Have everything told that can be, within this time."""
+    def flush(self, within: float) -> bool:
+        """Have everything told that can be, within this time; false if something is left."""
         deadline = time.monotonic() + within
-        for outlet in (*(outlet for outlet, _ in self._slow), self._traces):
-            outlet.flush(max(0.0, deadline - time.monotonic()))
+        flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in self._outlets()]
+        return all(flushed)
+
+    def _outlets(self) -> list[Outlet]:
+        return [*(reader.outlet for reader in self._slow), self._traces]
 
     def end_span(self, traced: Traced, failure: Failure | None) -> None:
         """Have the span ended by its outlet."""
-        self._guard("traces", traced.leave)
-        if traced.is_recording:
-            self._traces.put(partial(traced.end, failure))
-
-    def _guard(self, name: str, call: Callable[[], object]) -> None:
         try:
-            call()
-        except Exception:  # noqa: BLE001  as above
-            self._raised[name] += 1
+            traced.leave()
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
+        try:
+            if traced.is_recording:
+                self._traces.put(partial(traced.end, failure))
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
 
 
 def _in_context(tool: Tool, note: Note, at: float) -> Callable[[], None]:
     """In the context of whoever publishes: that is where a program keeps what it wants on every line of its log."""
     context = copy_context()
     return lambda: context.run(tool.tell, note, at)
+
+
+def _slim(note: Note) -> Note:
+    """The note as it may wait: ten thousand of them, with their payloads, would be gigabytes."""
+    if isinstance(note, Published):
+        # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
+        return replace(note, act=Publish([_ref(envelope) for envelope in note.act.envelopes], note.act.generation))
+    if isinstance(note, HandlerRan):
+        delivery = note.act.delivery
+        return replace(note, act=replace(note.act, delivery=_without(delivery))) if _is_much(delivery) else note
+    if isinstance(note, _OF_A_DELIVERY) and _is_much(note.delivery):
+        return replace(note, delivery=_without(note.delivery))
+    return note
+
+
+def _ref(event: EventEnvelope | EventRef) -> EventRef:
+    return EventRef(
+        event.event_id, event.event_type, event.source, event.target, event.workspace_id, event.trace_context
+    )
+
+
+def _is_much(delivery: Delivery) -> bool:
+    return len(delivery.payload) > _MUCH
+
+
+def _without(delivery: Delivery) -> Delivery:
+    return delivery._replace(payload="")
 
 
 class _TracedActivity(TimedActivity):

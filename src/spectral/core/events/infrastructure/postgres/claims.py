@@ -5,6 +5,7 @@ A claim's commit does not wait for the disk: a claim lost in a crash of the serv
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -37,6 +38,8 @@ _SUBSCRIBE: Final = (
     b"select context, event_type, handler_name from core.outbox_subscribe("
     b"%s, %s::text[], %s::text[], %s::text[], %s::integer[], %s)"
 )
+_MAX_QUOTED: Final = 128
+"""Lines have a few sets of types each; but a line that is short of room may ask for any of its types' subsets."""
 
 
 class PostgresClaims:
@@ -46,7 +49,7 @@ class PostgresClaims:
         self._settings = settings
         self._generations = list(settings.generations())
         self._channels = list(settings.claimed_channels())
-        self._quoted: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
+        self._quoted = lru_cache(_MAX_QUOTED)(self._quote)
         self._looks: dict[tuple[str, ...], list[bytes]] = {}
         self._session = Session(
             dsn,
@@ -84,16 +87,17 @@ class PostgresClaims:
 
     def _claim(self, ask: ClaimAsk) -> bytes:
         """Quoted once for every line; what changes from claim to claim are numbers and a time."""
-        of_line = (ask.context, ask.event_types, ask.handler_names)
-        quoted = self._quoted.get(of_line)
-        if quoted is None:
-            types = None if ask.event_types is None else list(ask.event_types)
-            scope = _CLAIM.format(self._settings.name, ask.context, self._generations, self._channels, types)
-            names = _FOR_HANDLERS.format(list(ask.handler_names))
-            quoted = self._quoted[of_line] = (scope.as_bytes(None), names.as_bytes(None))
+        scope, names = self._quoted(ask.context, ask.event_types, ask.handler_names)
         start = b"null" if ask.start is None else b"'%s'::timestamptz" % ask.start.isoformat().encode()
         window = b"null" if ask.window is None else b"%d" % ask.window
-        return b"%s%d, %s, %s%s" % (quoted[0], ask.limit, start, window, quoted[1])
+        return b"%s%d, %s, %s%s" % (scope, ask.limit, start, window, names)
+
+    def _quote(
+        self, context: str, event_types: tuple[str, ...] | None, handler_names: tuple[str, ...]
+    ) -> tuple[bytes, bytes]:
+        types = None if event_types is None else list(event_types)
+        scope = _CLAIM.format(self._settings.name, context, self._generations, self._channels, types)
+        return scope.as_bytes(None), _FOR_HANDLERS.format(list(handler_names)).as_bytes(None)
 
     def _look_ahead(self, contexts: tuple[str, ...]) -> list[bytes]:
         script = self._looks.get(contexts)

@@ -1,8 +1,9 @@
 """A lane: the connection that handlers write on, guarded so that only a healthy transaction is ever settled.
 
 The session is not in autocommit mode, so that a handler that ends its transaction does not go on writing outside of
-one; the savepoint has a name nobody can guess, so that a transaction begun anew does not pass for the old one; and
-`spectral.guarded` has the server refuse a commit that leaves a begun row unsettled.
+one; the savepoints, one of the group and one of each handler, have names nobody can guess, so that a transaction begun
+anew does not pass for the old one; and `spectral.guarded` has the server refuse a commit that leaves a begun row
+unsettled.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ _UNLOCK: Final = b"select pg_advisory_unlock_all()"
 # Not what was prepared: the driver prepares a handler's statements for all its events.
 _RESET: Final = (b"reset all", b"close all", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
-_FAILED_TRANSACTION: Final = "25P02"  # by somebody who has kept the connection
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 
 
@@ -92,7 +92,7 @@ class PostgresLane:
         self._transaction: PostgresTransaction | None = None
         self._savepoint = b"none"
         self._accepting: tuple[bytes, ...] = ()  # what the server has still to say to the handler that was accepted
-        self._is_group_open = False
+        self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
         self._require_role = b""
         self._settings = b""
 
@@ -104,31 +104,30 @@ class PostgresLane:
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
         """See `Lane`."""
-        savepoint = f"spectral_{secrets.token_hex(8)}".encode()
-        await self._start_from_idle()
+        beginning = await self._beginning()
         await self._note_role()
+        savepoint = _new_savepoint()
+        # Every handler starts from the same settings, whatever the one before it has left in the session.
+        prologue = (*beginning, *self._accepting, *_RESET, self._settings, b"savepoint " + savepoint)
         try:
-            *_, verdict = await self._session.script(
-                *self._beginning(),
-                *self._accepting,
-                # Every handler starts from the same settings, whatever the one before it has left in the session.
-                *_RESET,
-                self._settings,
-                b"savepoint " + savepoint,
-                begin_one(delivery.lease, handler_name),
-            )
+            *_, verdict = await self._session.script(*prologue, begin_one(delivery.lease, handler_name))
         except psycopg.Error as error:
-            if passes(error) or error.sqlstate == _FAILED_TRANSACTION:
+            is_ready = self._session.refused_at >= len(prologue)
+            if passes(error) or (not is_ready and self._transaction is None):
                 raise SubstrateLostError(describe(error)) from None
-            if self._is_misuse(error):
-                raise AcceptRefusedError from None
+            if not is_ready:
+                raise AcceptRefusedError from _misuse(error)
             if not is_contention(error):
                 raise
         else:
             self._savepoint, self._accepting = savepoint, ()
             return Gate(text_of(verdict))
-        # The whole script is undone with the savepoint it sets, so what came before it has to be said again.
-        await self._run(*_undoing(savepoint))
+        # Only the gate was refused. What came before the savepoint stands, and must not be said again.
+        self._accepting = ()
+        try:
+            await self._run(*_undoing(savepoint))
+        except psycopg.Error as error:
+            raise SubstrateLostError(describe(error)) from None
         return Gate.BUSY
 
     def accept(self) -> None:
@@ -165,20 +164,25 @@ class PostgresLane:
 
     async def commit(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
         """See `Lane`."""
+        if self._group:
+            # What was accepted, and that it is still the group's transaction: outside of it there is nothing to commit.
+            own = (*self._accepting, b"release savepoint " + self._group)
+        else:
+            await self._require_idle()
+            own = ()
         try:
-            accepted = len(self._accepting)
-            *answers, _ = await self._run(*self._accepting, *statements(conclusions), b"commit")
+            *answers, _ = await self._run(*own, *statements(conclusions), b"commit")
         except psycopg.Error as error:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None
-            raise CommitRefusedError from _misuse(error) if self._is_misuse(error) else error
-        self._is_group_open = False
+            raise CommitRefusedError from _misuse(error) if self._session.refused_at < len(own) else error
+        self._group = b""
         self._accepting = ()
-        return standing(conclusions, answers[accepted:])
+        return standing(conclusions, answers[len(own) :])
 
     async def abandon(self) -> None:
         """See `Lane`."""
-        self._is_group_open = False
+        self._group = b""
         self._accepting = ()
         if not self._session.is_open:
             return
@@ -191,29 +195,25 @@ class PostgresLane:
         """See `Lane`."""
         self._end_transaction()
         self._connection = None
-        self._is_group_open = False
+        self._group = b""
         self._accepting = ()
         await self._session.drop()
 
-    async def _start_from_idle(self) -> None:
-        """A transaction that is open before a group is was begun by somebody who has kept the connection."""
-        if self._is_group_open:
+    async def _beginning(self) -> tuple[bytes, ...]:
+        """What opens the group, unless it is open: then its transaction is there, or nobody can go on."""
+        if self._group:
             self._require_own_connection()
-            return
+            return ()
+        await self._require_idle()
+        self._transaction = None
+        self._group = _new_savepoint()
+        return b"begin", b"savepoint " + self._group
+
+    async def _require_idle(self) -> None:
+        """A transaction that is open before a group is was begun by somebody who has kept the connection."""
         connection = self._connection
         if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
             await self.drop()
-        self._is_group_open = True
-
-    def _beginning(self) -> tuple[bytes, ...]:
-        """The driver begins a transaction with a handler's first statement; ours come before that."""
-        connection = self._connection
-        idle = connection is not None and connection.info.transaction_status is TransactionStatus.IDLE
-        return (b"begin",) if idle else ()
-
-    def _is_misuse(self, error: psycopg.Error) -> bool:
-        """Whether it is the handler accepted last that is refused: with what it left, nothing can be asked any more."""
-        return bool(self._accepting) and not passes(error) and self._session.refused_at < len(self._accepting)
 
     def _require_own_connection(self) -> None:
         """What a group has written is on the connection it began on: another one would settle what it never saw."""
@@ -225,7 +225,7 @@ class PostgresLane:
             self._transaction.end()
 
     async def _run(self, *script: Statement) -> list[PGresult]:
-        if self._is_group_open:
+        if self._group:
             self._require_own_connection()
         return await self._session.script(*script)
 
@@ -243,6 +243,10 @@ class PostgresLane:
         self._require_role = _REQUIRE_ROLE.format(text_of(role)).as_bytes(connection)
         self._settings = _UNLOCK + b", " + self._session.apply_settings.as_bytes(connection).removeprefix(b"select ")
         self._connection = connection
+
+
+def _new_savepoint() -> bytes:
+    return b"spectral_" + secrets.token_hex(8).encode()
 
 
 def _undoing(savepoint: bytes) -> tuple[bytes, ...]:

@@ -158,7 +158,12 @@ class Session:
             await asyncio.wait(self._closing, timeout=_CLOSE_WITHIN)
 
     async def _open(self) -> psycopg.AsyncConnection[Any]:
-        parameters = conninfo.make_conninfo(self._dsn, **_KEEPALIVES, application_name=self._application)
+        parameters = conninfo.make_conninfo(
+            self._dsn,
+            **_KEEPALIVES,
+            application_name=self._application,
+            client_encoding="utf8",  # whatever the connection string or the role prefers: scripts are UTF-8
+        )
         connection = await psycopg.AsyncConnection.connect(parameters, autocommit=True, row_factory=tuple_row)
         try:
             await connection.execute(self.apply_settings)

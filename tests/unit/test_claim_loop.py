@@ -1,0 +1,234 @@
+"""The claim loop never sleeps while there is something to take, and never asks for ever for what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from spectral.core.events.routes import Line
+from tests.unit.claim_stage import Row, Stage, clock, play
+
+A, B, C = (f"worlds.scan.{name}" for name in ("alpha", "beta", "gamma"))
+
+
+def line(*types: str, context: str = "platform", transactional: bool = False) -> Line:
+    return Line(context, types, (f"{context}.{types[0]}",), transactional)
+
+
+def three_contexts() -> tuple[Line, ...]:
+    return tuple(line(A, context=f"context_{number}") for number in range(3))
+
+
+def lanes_beside_plain() -> tuple[Line, ...]:
+    return line(A, transactional=True), line(B, C)
+
+
+def one_of_three_types() -> tuple[Line, ...]:
+    return (line(A, B, C),)
+
+
+LAYOUTS = {
+    "more lines than room": (three_contexts, 1),
+    "lanes beside plain handlers": (lanes_beside_plain, 3),
+    "several types": (one_of_three_types, 4),
+}
+
+
+async def disturb(stage: Stage, chance: random.Random) -> None:
+    """Bursts, late commits, retries, idle wakes and the brake, for ten seconds."""
+    kinds = [(each.context, event_type) for each in stage.lines for event_type in each.event_types or ()]
+    while clock() < 10:
+        await asyncio.sleep(chance.choice([0.0, 0.0005, 0.003, 0.05, 0.4, 0.9]))
+        event = chance.random()
+        context, event_type = chance.choice(kinds)
+        if event < 0.1:
+            stage.loop.wake()
+        elif event < 0.15:
+            stage.table.braked ^= {context}
+            stage.loop.wake()
+        else:
+            late = chance.choice([0, 0, 0, 0.05, 1, 5])
+            count = chance.choice([1, 1, 2, 30])
+            takes = chance.choice([0, 0.002, 0.3])
+            retries = chance.choice([[], [], [0.3], [0.0, 1.2]])
+            delay = chance.choice([0, 0, 0.7])
+            step = chance.choice([0, 0.001])
+            due = clock() - late + delay
+            stage.commit(*(Row(due + step * n, event_type, context, 0, takes, [*retries]) for n in range(count)))
+    stage.table.braked.clear()
+    stage.loop.wake()
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_never_sleeps_while_there_is_something_to_take(
+    monkeypatch: pytest.MonkeyPatch, layout: str, seed: int
+) -> None:
+    lines, concurrency = LAYOUTS[layout]
+    monkeypatch.setattr("spectral.core.events.delivery.position._WINDOW", 7)
+    chance = random.Random(f"{layout} {seed}")  # noqa: S311  the same every time
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, *lines(), concurrency=concurrency)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await disturb(stage, chance)
+            await stage.until_done(within=120)
+            stage.loop.stop()
+        assert len(stage.table.rows) > 20
+        assert stage.sleeps
+        assert stage.table.claims < 40 * len(stage.table.rows) + 2_000
+
+    play(scene)
+
+
+def test_with_more_lines_than_room_all_are_asked_before_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, *three_contexts(), concurrency=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            stage.commit(*(Row(clock(), A, f"context_{number}") for number in range(3)))
+            await stage.until_done(within=0.1)
+            stage.commit(*(Row(clock() - 2, A, f"context_{number}") for number in range(3)))
+            await stage.until_done(within=0.8)
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_what_falls_due_in_a_context_that_was_not_asked_last_is_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, *three_contexts(), concurrency=1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            stage.commit(*(Row(clock() + 2 + number, A, f"context_{number}") for number in range(3)))
+            await asyncio.sleep(1.9)
+            await stage.until_done(within=2.2)
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_a_late_commit_in_the_middle_of_a_walk_is_found_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spectral.core.events.delivery.position._WINDOW", 10)
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A, transactional=True), line(B), concurrency=1)
+        heap = [Row(0.001 * n - 1, B, takes=100) for n in range(300)]
+        stage.table.rows += heap
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(0.015)  # the walk is half way
+            assert stage.table.asked[0].start is not None
+            late = Row(-2, A)
+            stage.commit(late)
+            await asyncio.sleep(1.5)
+            assert late.status == "delivered"
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_a_heap_of_a_type_without_room_is_not_walked_over_for_every_handful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spectral.core.events.delivery.position._WINDOW", 20)
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A, B), concurrency=5)
+        stage.table.rows += [Row(0.0001 * n, A, takes=0.2) for n in range(2_000)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(6)
+            quick = Row(clock(), B)
+            stage.commit(quick)
+            await asyncio.sleep(0.5)  # some of the slow ones have to end first
+            assert quick.status == "delivered"
+            done = sum(row.status == "delivered" for row in stage.table.rows)
+            stage.loop.stop()
+        assert done > 100
+        # A walk takes a hundred claims. There is one in two seconds, and some for each handful that has ended.
+        assert stage.table.claims < 400 + 4 * done
+
+    play(scene)
+
+
+def test_rows_that_nobody_asks_for_do_not_keep_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lines walk over them, and one is through before the other."""
+    monkeypatch.setattr("spectral.core.events.delivery.position._WINDOW", 10)
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, *lanes_beside_plain())
+        stage.table.rows += [Row(0.0001 * n - 1, "worlds.scan.ignored") for n in range(100)]
+        handled = [Row(-0.9945, A), Row(-0.9969, B)]
+        stage.table.rows += handled
+        await stage.run("drained")
+        assert {row.status for row in handled} == {"delivered"}
+        assert stage.table.claims < 60
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(10)
+            claims = stage.table.claims
+            await asyncio.sleep(60)
+            assert stage.table.claims - claims < 4 * 4 * 12  # a look for every poll, and a walk of some claims for each
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_an_expensive_look_is_not_made_before_every_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.table.look_takes = 0.2  # as with a snapshot that pins what was there
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(1)
+            before = stage.table.looks
+            for _ in range(50):
+                row = Row(clock(), A)
+                stage.commit(row)
+                await asyncio.sleep(0.1)
+            assert stage.table.looks - before <= 7  # in five seconds, instead of fifty
+            await stage.until_done(within=0.3)
+            looks = stage.table.looks
+            await asyncio.sleep(14)
+            assert stage.table.looks - looks <= 1  # none without a reason
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_it_does_not_wait_for_the_quiet_for_longer_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.loop._calming, stage.loop._calming_until = stage.lines[0], clock() + 2
+        assert stage.loop._pause() == pytest.approx(2)
+
+    play(scene)
+
+
+def test_what_was_claimed_so_long_ago_that_it_may_have_been_given_back_is_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.table.rows += [Row(0, A) for _ in range(3)]
+        stage.table.claim_takes = 2 * stage.desk.settings.times.answer.total_seconds() + 1
+        await stage.run("once")
+        assert stage.released() == 3
+        assert {row.status for row in stage.table.rows} == {"in_flight"}  # no handler has begun
+
+    play(scene)
+
+
+def test_drained_means_that_everything_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, *three_contexts(), concurrency=1)
+        stage.table.rows += [Row(-n, A, f"context_{n % 3}", takes=0.01) for n in range(20)]
+        await stage.run("drained")
+        assert {row.status for row in stage.table.rows} == {"delivered"}
+        assert clock() < 2
+
+    play(scene)

@@ -1,0 +1,299 @@
+"""The watch: tools are told what they want, in their own time, and nothing that happens to them reaches the flow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spectral.core.events import PublishSettings
+from spectral.core.events.delivery.publish import Publishing
+from spectral.core.events.infrastructure.observability import watch as module
+from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.outcome import Handled
+from spectral.core.events.probe import (
+    Act,
+    EventRef,
+    Failure,
+    Finished,
+    Handle,
+    HandlerRan,
+    LeaseWasLost,
+    Note,
+    NoteTaker,
+    Publish,
+    Published,
+    Stopped,
+)
+from tests.unit.log_notes import delivery, envelope
+
+PATIENCE = 10.0
+LARGE = "x" * 100_000
+
+
+class Told:
+    """A tool that keeps what it is told."""
+
+    def __init__(self, act: Callable[[], object] = lambda: None) -> None:
+        self.notes: list[Note] = []
+        self._act = act
+
+    def cares_for(self, kind: type[Note]) -> bool:
+        return bool(kind)
+
+    def tell(self, note: Note, at: float | None = None) -> None:
+        assert at is not None
+        self.notes.append(note)
+        self._act()
+
+
+class Choosy(Told):
+    """One that wants some of them."""
+
+    def wants(self, note: Note) -> bool:
+        return isinstance(note, Stopped)
+
+
+class Span:
+    """A tracer, and its only span."""
+
+    traceparent: str | None = None
+    context = None
+
+    def __init__(self, act: Callable[[], object] = lambda: None) -> None:
+        self._act = act
+        self.started = self.ended = 0
+
+    def start(self, _act: Act) -> Span:
+        self.started += 1
+        self._act()
+        return self
+
+    @property
+    def is_recording(self) -> bool:
+        return True
+
+    def leave(self) -> None:
+        pass
+
+    def end(self, failure: Failure | None) -> None:
+        assert failure is None
+        self.ended += 1
+
+
+def fail(error: type[BaseException] = RuntimeError) -> None:
+    raise error("of no concern to the flow")
+
+
+def through(watch: Watch) -> Publishing:
+    return Publishing(PublishSettings(generation=1), lambda: None, watch)
+
+
+def publish(watch: Watch) -> None:
+    with through(watch).watched([envelope()]):
+        pass
+
+
+# nothing reaches the flow
+
+
+def test_a_span_that_cannot_say_whether_it_records_breaks_no_publish() -> None:
+    class Broken(Span):
+        @property
+        def is_recording(self) -> bool:
+            fail()
+            return True
+
+    watch = Watch({"told": (told := Told())}, tracer=Broken())
+    publish(watch)
+    assert watch.flush(PATIENCE)
+    assert watch.troubles()["traces"] == (0, 1)
+    assert [type(each) for each in told.notes] == [Published]
+
+
+def test_a_span_that_cannot_say_what_it_is_breaks_no_publish() -> None:
+    class Broken(Span):
+        def __getattribute__(self, name: str) -> Any:  # noqa: ANN401  as object's own
+            if name in ("traceparent", "context"):
+                fail()
+            return super().__getattribute__(name)
+
+    watch = Watch({}, tracer=Broken())
+    publish(watch)
+    assert watch.troubles()["traces"] == (0, 1)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
+@pytest.mark.parametrize("asked", ["cares_for", "wants"])
+def test_a_tool_that_cannot_say_what_it_wants_is_told_nothing(error: type[BaseException], asked: str) -> None:
+    broken = Choosy()
+    setattr(broken, asked, lambda _: fail(error))
+    watch = Watch({"broken": broken, "told": (told := Told())})
+    watch.tell(Stopped())
+    assert watch.flush(PATIENCE)
+    assert (broken.notes, told.notes) == ([], [Stopped()])
+    assert watch.troubles()["broken"] == (0, 1)
+
+
+def test_an_order_to_end_the_process_is_left_to_do_so() -> None:
+    # The handler of a signal raises wherever the program happens to be: to ignore it here would be to ignore SIGTERM.
+    broken = Choosy()
+    setattr(broken, "wants", lambda _: fail(SystemExit))  # noqa: B010  mypy would not have it
+    with pytest.raises(SystemExit):
+        Watch({"broken": broken}).tell(Stopped())
+
+
+def test_without_room_for_a_thread_events_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch({"told": Told()})
+    monkeypatch.setattr(threading.Thread, "start", lambda _: fail())
+    publish(watch)
+    assert watch.troubles()["told"] == (0, 1)
+
+
+# what takes too long
+
+
+class Clock(SimpleNamespace):
+    """The watch's module `time`."""
+
+    now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+    def take(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def test_a_tracer_that_is_slow_again_and_again_is_left_alone_for_a_while(clock: Clock) -> None:
+    span = Span(lambda: clock.take(0.2))
+    watch = Watch({}, tracer=span)
+    for _ in range(10):
+        publish(watch)
+    assert span.started == 3
+    assert watch.troubles()["traces"] == (0, 3)
+    clock.take(31)
+    for _ in range(10):
+        publish(watch)
+    assert span.started == 4, "one, to see whether it has got better"
+
+
+def test_a_tracer_that_is_slow_now_and_then_is_counted_and_asked_on(clock: Clock) -> None:
+    seconds = [0.2, 0.2, 0.001] * 5
+    span = Span(lambda: clock.take(seconds.pop()))
+    watch = Watch({}, tracer=span)
+    for _ in range(15):
+        publish(watch)
+    assert span.started == 15
+    assert watch.troubles()["traces"] == (0, 10)
+
+
+# what makes more of itself
+
+
+def test_a_log_that_publishes_what_it_is_told_is_not_told_of_that() -> None:
+    told, span = Told(), Span()
+    watch = Watch({"told": told}, tracer=span)
+    told._act = lambda: publish(watch)
+    publish(watch)
+    assert watch.flush(PATIENCE)
+    assert (len(told.notes), span.started) == (1, 1)
+
+
+def test_what_is_published_behind_an_outlet_is_counted_all_the_same() -> None:
+    class Counted(NoteTaker):
+        count = 0
+
+        def tell(self, note: Note) -> None:
+            self.count += isinstance(note, Published)
+
+    told, counted = Told(), Counted()
+    watch = Watch({"told": told}, {"counted": counted})
+    told._act = lambda: publish(watch)
+    publish(watch)
+    assert watch.flush(PATIENCE)
+    assert counted.count == 2
+
+
+# what waits
+
+
+def kept(note: Note) -> Note:
+    watch = Watch({"told": (told := Told())})
+    watch.tell(note)
+    assert watch.flush(PATIENCE)
+    (only,) = told.notes
+    return only
+
+
+def test_a_note_waits_without_a_large_payload() -> None:
+    large = delivery()._replace(payload=LARGE)
+    slim = large._replace(payload="")
+    act = Handle(large, "worlds.index")
+    failure = Failure("ValueError", "no")
+    assert kept(Finished(large, Handled(), (), 0.1)) == Finished(slim, Handled(), (), 0.1)
+    assert kept(LeaseWasLost(large)) == LeaseWasLost(slim)
+    assert kept(HandlerRan(act, 0.1, failure, None)) == HandlerRan(replace(act, delivery=slim), 0.1, failure, None)
+
+
+def test_a_small_payload_is_not_worth_a_copy() -> None:
+    note = Finished(delivery(), Handled(), (), 0.1)
+    assert kept(note) is note
+
+
+def test_an_event_that_was_published_waits_as_what_names_it() -> None:
+    one = envelope(payload={"large": LARGE})
+    names = EventRef(one.event_id, one.event_type, one.source, one.target, one.workspace_id, one.trace_context)
+    note = Published(Publish([one], 3), 0.1, Failure("ValueError", "no"), "00-x")
+    assert kept(note) == replace(note, act=Publish([names], 3))
+
+
+def test_what_a_tool_does_not_want_does_not_wait() -> None:
+    watch = Watch({"choosy": (choosy := Choosy())})
+    watch.tell(LeaseWasLost(delivery()))
+    assert watch._outlets()[0]._thread is None
+    watch.tell(Stopped())
+    assert watch.flush(PATIENCE)
+    assert choosy.notes == [Stopped()]
+
+
+# what was published
+
+
+def test_what_was_published_can_be_waited_for() -> None:
+    let_go = threading.Event()
+    told = Told(lambda: let_go.wait(PATIENCE))
+    shared = through(Watch({"told": told}))
+    with shared.watched([envelope()]):
+        pass
+    assert not shared.flush(0)
+    let_go.set()
+    assert shared.flush(PATIENCE)
+    assert len(told.notes) == 1
+
+
+def test_there_is_nothing_to_wait_for_where_a_probe_tells_nobody() -> None:
+    class Plain:
+        def tell(self, _note: Note) -> None:
+            pass
+
+        def begin(self, act: Act) -> Any:  # noqa: ANN401  never called
+            raise NotImplementedError(act)
+
+    settings = PublishSettings(generation=1)
+    assert Publishing(settings, lambda: None).flush(0)
+    assert Publishing(settings, lambda: None, Plain()).flush(0)
