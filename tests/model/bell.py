@@ -1,0 +1,147 @@
+"""The bell: publishers stay silent while a worker is awake. Two publishers, two workers, and no safety poll.
+
+A publisher locks (shared), looks for a lease, inserts and commits. A worker that has a lease polls; before it waits for
+its ear it withdraws the lease, sees that nobody holds the lock, and looks once more. One worker may die at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+from tests.model.search import System
+
+Lease: TypeAlias = Literal["none", "stands", "expired"]
+Silent: TypeAlias = bool | None  # not decided yet
+
+
+class Publisher(NamedTuple):
+    at: Literal["idle", "halfway", "open", "committed", "gone"] = "idle"
+    locks: bool = False
+    silent: Silent = None
+
+
+class Worker(NamedTuple):
+    at: Literal["waits", "awake", "first", "second", "looks", "dead"] = "waits"
+    lease: Lease = "none"
+    heard: bool = False
+
+
+class Scene(NamedTuple):
+    publishers: tuple[Publisher, ...] = (Publisher(), Publisher())
+    workers: tuple[Worker, ...] = (Worker(), Worker())
+    delivered: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """Each rule can be left out."""
+
+    publisher_locks: bool = True
+    lock_before_lease: bool = True
+    withdraws: bool = True
+    withdraw_before_quiet: bool = True
+    waits_for_quiet: bool = True
+    looks_once_more: bool = True
+    lease_expires: bool = True
+    mends: bool = True
+    mends_when_quiet: bool = True
+
+    def system(self) -> System[Scene]:
+        return System(Scene(), self.steps, lambda *_: None, _is_done)
+
+    def steps(self, scene: Scene) -> Iterator[tuple[str, Scene]]:
+        for number, publisher in enumerate(scene.publishers):
+            yield from self._publish(scene, number, publisher)
+        for number, worker in enumerate(scene.workers):
+            yield from self._work(scene, number, worker)
+            yield from self._lapse(scene, number, worker)
+
+    def _publish(self, scene: Scene, number: int, publisher: Publisher) -> Iterator[tuple[str, Scene]]:
+        name = f"publisher {number}"
+        match publisher.at:
+            case "idle" | "halfway":
+                first = publisher.at == "idle"
+                following: Literal["halfway", "open"] = "halfway" if first else "open"
+                if first == self.lock_before_lease:
+                    told = publisher._replace(at=following, locks=self.publisher_locks)
+                    yield f"{name} locks", _published(scene, number, told)
+                else:
+                    awake = any(worker.lease == "stands" for worker in scene.workers)
+                    told = publisher._replace(at=following, silent=awake)
+                    yield f"{name} sees a lease: {awake}", _published(scene, number, told)
+            case "open":
+                ended = _published(scene, number, Publisher("committed"))
+                yield f"{name} commits", ended if publisher.silent else _ring(ended)
+                yield f"{name} rolls back", _published(scene, number, Publisher("gone"))
+
+    def _work(self, scene: Scene, number: int, worker: Worker) -> Iterator[tuple[str, Scene]]:
+        name = f"worker {number}"
+        lease: Lease
+        match worker.at:
+            case "waits":
+                if worker.heard:
+                    drained = _worked(_drain(scene), number, worker._replace(heard=False))
+                    yield f"{name} wakes and looks", drained
+                    busy = worker._replace(at="awake", lease="stands", heard=False)
+                    yield f"{name} wakes, looks and takes a lease", _worked(_drain(scene), number, busy)
+            case "awake":
+                yield f"{name} polls", _drain(scene)
+                if worker.lease == "expired":
+                    yield f"{name} renews its lease", _worked(scene, number, worker._replace(lease="stands"))
+                yield f"{name} falls asleep", _worked(scene, number, worker._replace(at="first"))
+            case "first" | "second":
+                yield f"{name} polls", _drain(scene)
+                if (worker.at == "first") == self.withdraw_before_quiet:
+                    # The row stays, expired, until the worker has looked for the last time: others see its promise.
+                    lease = "expired" if self.withdraws and worker.lease != "none" else worker.lease
+                    tired = worker._replace(at="second" if worker.at == "first" else "looks", lease=lease)
+                    yield f"{name} withdraws its lease", _worked(scene, number, tired)
+                elif _is_quiet(scene) or not self.waits_for_quiet:
+                    tired = worker._replace(at="second" if worker.at == "first" else "looks")
+                    yield f"{name} sees that it is quiet", _worked(scene, number, tired)
+            case "looks":
+                looked = _drain(scene) if self.looks_once_more else scene
+                lease = "none" if self.withdraws else worker.lease
+                yield f"{name} looks and waits", _worked(looked, number, worker._replace(at="waits", lease=lease))
+
+    def _lapse(self, scene: Scene, number: int, worker: Worker) -> Iterator[tuple[str, Scene]]:
+        name = f"worker {number}"
+        if worker.lease == "stands" and self.lease_expires:
+            yield f"the lease of {name} expires", _worked(scene, number, worker._replace(lease="expired"))
+        # Somebody else finds an expired lease: whoever promised to look may be dead, so everybody has to.
+        somebody = any(other.at != "dead" for other in scene.workers if other is not worker)
+        if worker.lease == "expired" and self.mends and somebody and (_is_quiet(scene) or not self.mends_when_quiet):
+            yield f"the lease of {name} is mended", _ring(_worked(scene, number, worker._replace(lease="none")))
+        if number == 0 and worker.at != "dead":
+            yield f"{name} dies", _worked(scene, number, Worker("dead", worker.lease))
+
+
+def _published(scene: Scene, number: int, publisher: Publisher) -> Scene:
+    publishers = scene.publishers[:number] + (publisher,) + scene.publishers[number + 1 :]
+    return scene._replace(publishers=publishers)
+
+
+def _worked(scene: Scene, number: int, worker: Worker) -> Scene:
+    return scene._replace(workers=scene.workers[:number] + (worker,) + scene.workers[number + 1 :])
+
+
+def _ring(scene: Scene) -> Scene:
+    workers = tuple(each if each.at == "dead" else each._replace(heard=True) for each in scene.workers)
+    return scene._replace(workers=workers)
+
+
+def _drain(scene: Scene) -> Scene:
+    committed = {number for number, each in enumerate(scene.publishers) if each.at == "committed"}
+    return scene._replace(delivered=frozenset(committed))
+
+
+def _is_quiet(scene: Scene) -> bool:
+    """Whether the exclusive lock would be granted."""
+    return not any(publisher.locks for publisher in scene.publishers)
+
+
+def _is_done(scene: Scene) -> bool:
+    ended = all(publisher.at in {"committed", "gone"} for publisher in scene.publishers)
+    return ended and _drain(scene).delivered == scene.delivered
