@@ -8,8 +8,9 @@ from tests.model.bell import Bell
 from tests.model.search import explore
 
 
-def test_every_committed_row_is_seen_though_publishers_stay_silent() -> None:
-    result = explore(Bell().system())
+@pytest.mark.parametrize("bell", [Bell(), Bell(newcomer=True)], ids=["two alike", "a newcomer"])
+def test_every_committed_row_is_seen_though_publishers_stay_silent(bell: Bell) -> None:
+    result = explore(bell.system())
     assert result.violation is None, str(result.violation)
     assert result.states > 1_000  # it did look
 
@@ -26,6 +27,7 @@ def test_every_committed_row_is_seen_though_publishers_stay_silent() -> None:
         Bell(lease_expires=False),
         Bell(mends=False),
         Bell(mends_when_quiet=False),
+        Bell(newcomer=True, rings_for_others=False),
     ],
     ids=[
         "a silent publisher holds no lock",
@@ -37,6 +39,7 @@ def test_every_committed_row_is_seen_though_publishers_stay_silent() -> None:
         "a lease never expires",
         "nobody takes over from the dead",
         "whoever takes over does not wait for open publishers",
+        "whoever falls asleep does not ring for the others",
     ],
 )
 def test_without_one_of_its_rules_a_committed_row_is_seen_by_nobody(bell: Bell) -> None:
