@@ -1,8 +1,8 @@
 """The bell: publishers stay silent while a worker is awake. Two publishers, two workers, and no safety poll.
 
 A publisher locks (shared), looks for a lease, inserts and commits. A worker that has a lease polls; before it waits for
-its ear it withdraws the lease, sees that nobody holds the lock, rings for the others and looks once more. One worker may
-die at any time. In a newcomer's scene the second worker comes later, with a type that the first one does not have: from
+its ear it withdraws the lease, sees that nobody holds the lock, rings for the others and looks once more. One worker
+may die at any time. In a newcomer's scene the second worker comes later, with a type that the first one does not have: from
 then on the first takes no lease any more, but publishers may have trusted the last one.
 """
 
@@ -83,7 +83,6 @@ class Bell:
 
     def _work(self, scene: Scene, number: int, worker: Worker) -> Iterator[tuple[str, Scene]]:
         name = f"worker {number}"
-        lease: Lease
         match worker.at:
             case "absent":
                 yield f"{name} comes and looks", _worked(self._drain(scene, number), number, Worker())
@@ -99,6 +98,13 @@ class Bell:
                 if worker.lease == "expired" and self._may_take_a_lease(scene):
                     yield f"{name} renews its lease", _worked(scene, number, worker._replace(lease="stands"))
                 yield f"{name} falls asleep", _worked(scene, number, worker._replace(at="first"))
+            case _:
+                yield from self._fall_asleep(scene, number, worker)
+
+    def _fall_asleep(self, scene: Scene, number: int, worker: Worker) -> Iterator[tuple[str, Scene]]:
+        name = f"worker {number}"
+        lease: Lease
+        match worker.at:
             case "first" | "second":
                 yield f"{name} polls", self._drain(scene, number)
                 following: Literal["second", "looks"] = "second" if worker.at == "first" else "looks"

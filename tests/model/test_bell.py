@@ -12,7 +12,7 @@ from tests.model.search import explore
 def test_every_committed_row_is_seen_though_publishers_stay_silent(bell: Bell) -> None:
     result = explore(bell.system())
     assert result.violation is None, str(result.violation)
-    assert result.states > 1_000  # it did look
+    assert result.states > 300  # it did look
 
 
 @pytest.mark.parametrize(
