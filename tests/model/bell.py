@@ -2,8 +2,8 @@
 
 A publisher locks (shared), looks for a lease, inserts and commits. A worker that has a lease polls; before it waits for
 its ear it withdraws the lease, sees that nobody holds the lock, rings for the others and looks once more. One worker
-may die at any time. In a newcomer's scene the second worker comes later, with a type that the first one does not have: from
-then on the first takes no lease any more, but publishers may have trusted the last one.
+may die at any time. In a newcomer's scene the second worker comes later, with a type that the first one does not have:
+from then on the first takes no lease any more, but publishers may have trusted the last one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Claim: take as many rows as there is room for, hand them on, and sleep until there may be more.
 
-Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none. A
-claim that comes back full is followed by another at once, which starts where that one ended. A row that has cost more
-than one worker its life is run while the process holds nothing else, so that it takes nobody along.
+Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none; while
+it is busy it polls instead. A claim that comes back full is followed by another at once, which starts where that one
+ended. A row that has cost more than one worker its life is run while the process holds nothing else, so that it takes
+nobody along.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.position import Position
 from spectral.core.events.delivery.room import Room
+from spectral.core.events.delivery.wakefulness import Wakefulness
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError
@@ -80,6 +82,7 @@ class ClaimLoop:
         self._expected_at = math.inf
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+        self._wakefulness = Wakefulness(claims, desk.routes.lines, asyncio.get_running_loop().time)
         desk.on_change = self._on_change
         desk.on_due_again = self.expect
 
@@ -107,17 +110,19 @@ class ClaimLoop:
                 self._wake.clear()
                 try:
                     self._more = await self._round()
+                    pause = 0.0 if self._more or self._is_done() else await self._wakefulness.rest(self._pause())
                 except SubstrateLostError as lost:
-                    pause = self._backoff.next()
-                    self._desk.probe.tell(SubstrateLost("claim", describe(lost), pause))
+                    longer = self._backoff.next()
+                    self._desk.probe.tell(SubstrateLost("claim", describe(lost), longer))
                     # Whatever wakes it meanwhile has to wait too: the database cannot be claimed from.
-                    await _wait(self._stopped, pause.total_seconds())
+                    await _wait(self._stopped, longer.total_seconds())
                     continue
                 self._backoff.reset()
                 if self._is_done():
-                    return
+                    break
                 if not self._more:
-                    await _wait(self._wake, self._pause())
+                    await _wait(self._wake, pause)
+            await self._wakefulness.leave()
         finally:
             await self._claims.close()
 
@@ -134,7 +139,7 @@ class ClaimLoop:
         that has also looked ahead.
         """
         is_time = asyncio.get_running_loop().time() >= self._look_ahead_at
-        looks_ahead = self._has_claimed or self._walking or is_time
+        looks_ahead = self._has_claimed or self._walking or is_time or self._wakefulness.must_look
         asks = self._asks(looks_ahead=looks_ahead)
         held_nothing = not self._desk.held()
         self._has_claimed = self._proves_empty = False
@@ -150,8 +155,10 @@ class ClaimLoop:
         reached("claim.after")
         self._tell(asks, answers, time.perf_counter() - began)
         self._started.set()
-        await self._hand_on(asks, answers)
         self._full = _full(asks, answers)
+        rows = sum(len(answer.deliveries) for answer in answers)
+        self._wakefulness.found(rows, overflows=bool(self._full or self._room.refused))
+        await self._hand_on(asks, answers)
         # Only a look ahead that finds nothing at all is a reason to sleep: a claim may leave a suspect behind.
         found = any(answer.deliveries for answer in answers) or asyncio.get_running_loop().time() >= self._look_ahead_at
         self._has_claimed = not self._full and not looks_ahead
@@ -176,9 +183,10 @@ class ClaimLoop:
 
     async def _claim(self, asks: list[ClaimAsk], *, looks_ahead: bool) -> list[ClaimAnswer]:
         if not looks_ahead:
-            return await self._claims.claim(asks)
+            return await self._claims.claim(asks, self._wakefulness.along())
         began = asyncio.get_running_loop().time()
-        outlook, answers = await self._claims.look_ahead_and_claim(asks)
+        outlook, answers = await self._claims.look_ahead_and_claim(asks, self._wakefulness.along())
+        self._wakefulness.must_look = False
         now = asyncio.get_running_loop().time()
         # A call splits so many broadcasts and no more: where there were some, there may be others. Where looking from
         # the beginning has become expensive (a snapshot pins what was there), it is done less often.
@@ -253,6 +261,7 @@ class ClaimLoop:
     async def _run_alone(self, line: Line, delivery: Delivery) -> None:
         """Run it, and claim nothing until it has ended, or has lived for a while."""
         self._quarantine = True
+        await self._wakefulness.leave()  # it does not look meanwhile
         self._desk.probe.tell(Quarantined(delivery))
         self._hand_to(line, [delivery])
         clock = asyncio.get_running_loop().time
