@@ -7,14 +7,14 @@
 
 -- How publishers ring: bell, as above; always, for every row; off, never: every worker finds its rows by polling.
 create table core.bell (
-    one         boolean     not null default true,
+    singleton   boolean     not null default true,
     mode        text        not null default 'bell',
     changed_at  timestamptz not null default clock_timestamp(),
     changed_by  text        not null default 'migration',
     reason      text,
 
-    constraint bell_pkey primary key (one),
-    constraint bell_one_check check (one),
+    constraint bell_pkey primary key (singleton),
+    constraint bell_singleton_check check (singleton),
     constraint bell_mode_check check (mode in ('bell', 'always', 'off')),
     constraint bell_changed_by_check check (length(changed_by) between 1 and 200),
     constraint bell_reason_check check (length(reason) <= 2000)
@@ -92,7 +92,7 @@ begin
     end
     into v_answer
     from core.bell
-    where bell.one;
+    where bell.singleton;
     return coalesce(v_answer, 'always');
 end
 $$;
@@ -161,7 +161,7 @@ begin
     cross join (
         select distinct given.context from unnest(p_contexts || '{*}'::text[]) as given (context)
     ) as served
-    where bell.one
+    where bell.singleton
       and bell.mode = 'bell'
       and heard.generation is not null
       and not exists (
@@ -260,7 +260,7 @@ begin
         raise exception '% is no channel', coalesce(quote_literal(left(p_channel, 80)), 'null')
             using errcode = 'invalid_parameter_value';
     end if;
-    if not exists (select from core.bell where bell.one and bell.mode = 'off') then
+    if not exists (select from core.bell where bell.singleton and bell.mode = 'off') then
         perform core.outbox_wake(p_channel, '');
     end if;
 end
@@ -322,7 +322,7 @@ begin
     if btrim(coalesce(p_reason, '')) = '' then
         raise exception 'the bell is not changed without a reason' using errcode = 'invalid_parameter_value';
     end if;
-    select bell.mode into v_before from core.bell where bell.one for update;
+    select bell.mode into v_before from core.bell where bell.singleton for update;
     if v_before = p_mode then
         return false;
     end if;

@@ -339,7 +339,7 @@ def test_a_publisher_meets_no_old_versions_of_a_lease(connection: Connection, da
         pinning.execute("set transaction isolation level repeatable read")
         pinning.execute("select 1")
         for _ in range(300):
-            awake(connection, length="0.001 s")
+            awake(connection, length="-1 s")
         asked = "select core.outbox_bell_needed('outbox_gen_1', 'platform')"
         assert value(connection, asked) is True  # the plans are made
         plan = value(connection, "explain (analyze, buffers, format json) " + asked)[0]["Plan"]
