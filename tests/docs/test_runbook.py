@@ -74,7 +74,7 @@ OUTCOMES: Final = {
     ),
     "Stale claims": "select not exists (select from core.outbox where status = 'in_flight')",
     "The NOTIFY queue fills up": "select not exists (select from pg_stat_activity where application_name = 'holder')",
-    "Poll only": "select tgenabled = 'O' from pg_trigger where tgname = 'outbox_notify'",
+    "Poll only": "select mode = 'bell' from core.bell",
     "Deploy a generation": "select generation = <next-generation> from core.live_generation",
     "Roll back": "select generation = <old-generation> from core.live_generation",
     "Rows left behind": (

@@ -7,6 +7,10 @@ from typing import Final
 
 _FLOW: Final = "src/spectral/core/events/delivery"
 _POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
+_OPEN_PUBLISHER: Final = (
+    "tests/integration/delivery/test_bell.py"
+    "::test_an_open_silent_publisher_is_waited_for_and_its_event_delivered_promptly"
+)
 
 
 @dataclass(frozen=True)
@@ -128,5 +132,30 @@ MUTATIONS: Final = (
         "release charges the attempt",
         (Function("outbox_release", "attempts = outbox.attempts - 1,", ""),),
         "tests/faults/test_takeover.py::test_whoever_insists_on_the_end_gets_it_and_the_rows_are_given_back",
+    ),
+    Mutation(
+        "silent publishers not waited for",
+        (
+            Function(
+                "bell_quiet",
+                "if not pg_try_advisory_xact_lock(core.bell_lock_key(v_each.channel, v_each.context)) then",
+                "if false then",
+            ),
+        ),
+        _OPEN_PUBLISHER,
+    ),
+    Mutation(
+        "silent publishers hold no lock",
+        (
+            Function(
+                "bell_answer", "and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, p_context))", ""
+            ),
+        ),
+        _OPEN_PUBLISHER,
+    ),
+    Mutation(
+        "nobody takes over from a dead worker that was awake",
+        (Edit(f"{_FLOW}/keep.py", "await self._keeper.mend_bell()\n", "\n"),),
+        "tests/integration/delivery/test_bell.py::test_what_a_dead_worker_promised_to_see_is_seen_by_another",
     ),
 )

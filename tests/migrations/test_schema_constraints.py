@@ -50,6 +50,7 @@ WHOLE: Mapping[str, Mapping[str, object]] = {
     "deployments": DEPLOYMENT,
     "subscriptions": SUBSCRIPTION,
     "audit": AUDIT,
+    "bell": {"mode": "off", "changed_by": "ada"},
     "brakes": BRAKE,
     "workers": WORKER,
     "sweeper": {"singleton": True},
@@ -180,6 +181,11 @@ BAD = [
     Bad("audit_actor_check", {"actor": "a" * 201}),
     Bad("audit_reason_check", {"reason": "r" * 2_001}),
     Bad("audit_affected_check", {"affected": -1}),
+    Bad("bell_singleton_check", {"singleton": False}),
+    Bad("bell_mode_check", {"mode": "loud"}),
+    Bad("bell_changed_by_check", {"changed_by": ""}),
+    Bad("bell_changed_by_check", {"changed_by": "a" * 201}),
+    Bad("bell_reason_check", {"reason": "r" * 2_001}),
     Bad("brakes_context_check", {"context": "Platform"}),
     Bad("brakes_context_check", {"context": "**"}),
     Bad("brakes_context_check", {"context": "p" * 64}),
@@ -249,7 +255,7 @@ def module_database(postgres: PostgresServer, migrated_template: str) -> Iterato
 def session(module_database: str) -> Iterator[Connection]:
     """Every test here starts from no rows and leaves none."""
     with undone(module_database) as connection:
-        connection.execute("delete from core.sweeper")  # its one row comes with the schema
+        connection.execute("delete from core.sweeper; delete from core.bell")  # their one row comes with the schema
         yield connection
 
 

@@ -238,7 +238,7 @@ def test_functions_are_named_by_what_they_are_about(connection: Connection) -> N
     ).fetchall()
     general = {"uuid7", "current_workspace", "require_parallel", "require_distinct", "require_role"}
     general |= {"require_sweep_range"}
-    subjects = r"(outbox|event_handled|deployment|audit|worker|brake|sweep|insight|emitter)_[a-z0-9_]+"
+    subjects = r"(outbox|event_handled|deployment|audit|worker|brake|bell|sweep|insight|emitter)_[a-z0-9_]+"
     assert [name for name, *_ in found if name not in general and not re.fullmatch(subjects, name)] == []
     # Arguments say that they are: a column of the same name is never meant by mistake.
     for name, arguments, count in found:

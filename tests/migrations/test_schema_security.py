@@ -32,10 +32,27 @@ GOLDEN = Path(__file__).parent / "golden" / "privileges.txt"
 
 GROUPS = ("publisher", "worker", "operator", "retention", "readonly")
 ROLES = {**{group: f"spectral_{group}" for group in GROUPS}, "public": "public"}
-TABLES = ("audit", "brakes", "deployments", "event_handled", "outbox", "subscriptions", "sweeper", "workers")
+TABLES = (
+    "audit",
+    "bell",
+    "bell_leases",
+    "brakes",
+    "deployments",
+    "event_handled",
+    "outbox",
+    "subscriptions",
+    "sweeper",
+    "workers",
+)
 
 RUNS_AS_OWNER = {
     "audit_discard",
+    "bell_asleep",
+    "bell_awake",
+    "bell_mend",
+    "bell_quiet",
+    "bell_ring",
+    "bell_set",
     "brake_pull",
     "brake_release",
     "deployment_allocate",
@@ -49,6 +66,7 @@ RUNS_AS_OWNER = {
     "insight_oldest_delivered",
     "outbox_begin",
     "outbox_begin_one",
+    "outbox_bell_needed",
     "outbox_claim",
     "outbox_claim_from",
     "outbox_deliver",
@@ -302,7 +320,18 @@ def test_the_trigger_functions_cannot_be_borrowed(database: str) -> None:
 # the trap: everything the functions use exists once more, in front of the real thing
 
 PLACES = ("trap", "pg_temp")
-COPIED = ("outbox", "event_handled", "deployments", "subscriptions", "audit", "brakes", "workers", "sweeper")
+COPIED = (
+    "outbox",
+    "event_handled",
+    "deployments",
+    "subscriptions",
+    "audit",
+    "brakes",
+    "workers",
+    "sweeper",
+    "bell",
+    "bell_leases",
+)
 
 COLUMNS = """\
 select string_agg(format('%%I %%s', attname, format_type(atttypid, atttypmod)), ', ' order by attnum)
@@ -319,6 +348,11 @@ FAKES = [
     ("pg_notify", "text, text", "void", None),
     ("hashtextextended", "text, bigint", "bigint", "0"),
     ("pg_try_advisory_xact_lock", "bigint", "boolean", "false"),
+    ("pg_try_advisory_xact_lock_shared", "bigint", "boolean", "true"),
+    ("set_config", "text, text, boolean", "text", "'x'"),
+    ("bell_lock_key", "text, text", "bigint", "0"),
+    ("bell_answer", "text, text", "text", "'no'"),
+    ("bell_ring", "text", "void", None),
     ("pg_has_role", "name, name, text", "boolean", "true"),
     ("current_setting", "text, boolean", "text", "null"),
     ("current_database", "", "name", "'x'"),

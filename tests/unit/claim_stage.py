@@ -20,7 +20,7 @@ from spectral.core.events.delivery.claim import ClaimLoop, Until, Ways
 from spectral.core.events.delivery.desk import Desk, LoggerFor
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.outcome import Released
-from spectral.core.events.ports import ClaimAnswer, ClaimAsk, Outlook
+from spectral.core.events.ports import NOTHING_ALONG, Along, ClaimAnswer, ClaimAsk, Outlook
 from spectral.core.events.probe import NoteTaker
 from spectral.core.events.routes import Line, Routes
 from tests.unit.test_routes import delivery
@@ -106,7 +106,14 @@ class Table:
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         raise NotImplementedError
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
+    async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
+        """Publishers of this stage always ring."""
+
+    async def is_quiet(self, contexts: Sequence[str]) -> bool:
+        return bool(contexts)
+
+    async def claim(self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
+        del along
         looks = sum(ask.start is None for ask in asks)
         self.claims += 1
         self.looks += looks
@@ -116,7 +123,10 @@ class Table:
         await asyncio.sleep(self.claim_takes / 2)
         return answers
 
-    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
+    async def look_ahead_and_claim(
+        self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG
+    ) -> tuple[Outlook, list[ClaimAnswer]]:
+        del along
         contexts = {ask.context for ask in asks}
         now = clock()
         due = [row.due - now for row in self.pending(now) if row.context in contexts and row.due > now]

@@ -205,6 +205,13 @@ TROUBLES: dict[str, Trouble] = {
         "outbox_notify on core.outbox is disabled",
         "enable trigger outbox_notify",
     ),
+    "bell off": (
+        access(bell="off"),
+        "notify_trigger",
+        Level.ATTENTION,
+        "The bell is off",
+        "spectral bell set bell",
+    ),
     "trigger missing": (
         access(notify_trigger=None),
         "notify_trigger",

@@ -12,7 +12,7 @@ import pytest
 from spectral.core.events import Consumer, DeliveryContext, RetryPolicy, TerminalHandlerError, Transaction
 from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.outcome import Retry
-from spectral.core.events.ports import ClaimAnswer, ClaimAsk, Outlook
+from spectral.core.events.ports import Along, ClaimAnswer, ClaimAsk, Outlook
 from spectral.core.events.probe import Finished
 from tests.integration.delivery.platform_worker import COMPLETED, STARTED, Bench, Scan, until, write_effect
 
@@ -177,8 +177,8 @@ async def test_a_retry_that_is_settled_while_a_claim_is_under_way_is_on_time(
         claims = worker._connections.claims
         claim = claims.look_ahead_and_claim
 
-        async def claim_slowly(asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
-            outlook, answers = await claim(asks)
+        async def claim_slowly(asks: Sequence[ClaimAsk], along: Along) -> tuple[Outlook, list[ClaimAnswer]]:
+            outlook, answers = await claim(asks, along)
             if runs == [1] and any(answer.deliveries for answer in answers):  # the delayed one has come
                 failing.set()
                 await until(lambda: any(isinstance(note.outcome, Retry) for note in bench.notes.of(Finished)))

@@ -6,12 +6,13 @@ Every method may raise `SubstrateLostError`: the database is gone or does not an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from uuid import UUID
 
     from spectral.core.events.consumer import Subscription
@@ -55,18 +56,47 @@ class Outlook:
     due_in: timedelta | None
 
 
-class Claims(Protocol):
+class Along(NamedTuple):
+    """What a claim says along the way: what the worker polls for, and whether to wake the others of its channels.
+
+    awake: contexts and types, if a lease is to be renewed; no type means every type.
+    """
+
+    awake: tuple[tuple[str, str | None], ...] = ()
+    rings: bool = False
+
+
+NOTHING_ALONG: Final = Along()
+AWAKE_FOR: Final = timedelta(seconds=1)
+"""How long a lease lets publishers be silent, if it is not renewed: so much later is seen what a dead worker misses."""
+
+
+class Bell(Protocol):
+    """What a worker says of itself to publishers, who need not notify while it is awake."""
+
+    async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
+        """Take the lease back, for publishers to come; and wake the others, if so."""
+        ...
+
+    async def is_quiet(self, contexts: Sequence[str]) -> bool:
+        """Whether everybody who trusted the lease has committed; if so, the others have been woken."""
+        ...
+
+
+class Claims(Bell, Protocol):
     """The connection that claims."""
 
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         """Record what this worker handles; answer what is on record that it lacks (then nothing was recorded)."""
         ...
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
+    async def claim(self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
         """Claim, in one round trip; one answer for each ask."""
         ...
 
-    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
+    async def look_ahead_and_claim(
+        self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG
+    ) -> tuple[Outlook, list[ClaimAnswer]]:
         """Split broadcasts, see when the next row falls due, then claim; in one round trip.
 
         In this order a row is either due when the claim looks, or among those that the outlook speaks of.
@@ -213,6 +243,10 @@ class Keeper(Protocol):
 
     async def reap(self) -> list[Reaped]:
         """Take back claims that nobody works on; as many as one call takes, so ask until none is left."""
+        ...
+
+    async def mend_bell(self) -> int:
+        """Wake everybody where a worker that said it was awake is not heard of any more; answers how many leases."""
         ...
 
     async def release_unknown(self, known: Collection[Lease], older_than: timedelta) -> int:

@@ -8,6 +8,7 @@ import typer
 
 from spectral_ops.cli.agent_tasks import agent_tasks
 from spectral_ops.cli.audit import audit
+from spectral_ops.cli.bell import bell
 from spectral_ops.cli.brake import brake
 from spectral_ops.cli.catalog_build import catalog
 from spectral_ops.cli.demo import demo
@@ -39,6 +40,7 @@ app.add_typer(dlq, name="dlq")
 app.add_typer(generations, name="generations")
 app.add_typer(retention, name="retention")
 app.add_typer(brake, name="brake")
+app.add_typer(bell, name="bell")
 app.add_typer(agent_tasks, name="agent-tasks")
 app.add_typer(catalog, name="catalog")
 app.add_typer(metrics, name="metrics")

@@ -1,8 +1,8 @@
 """Claim: take as many rows as there is room for, hand them on, and sleep until there may be more.
 
-Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none. A
-claim that comes back full is followed by another at once, which starts where that one ended. A row that has cost more
-than one worker its life is run while the process holds nothing else, so that it takes nobody along.
+Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none; while
+it is busy it polls instead. A claim that comes back full is followed by another at once, which starts where that one
+ended. A row that has cost more than one worker its life is run while the process holds nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.look import EVERY, Looks, Timer
 from spectral.core.events.delivery.position import Positions, full
 from spectral.core.events.delivery.room import Room
+from spectral.core.events.delivery.wakefulness import Wakefulness
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError
@@ -77,6 +78,7 @@ class ClaimLoop:
         self._timer = Timer(desk.routes.contexts)
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+        self._wakefulness = Wakefulness(claims, desk.routes.lines, asyncio.get_running_loop().time)
         desk.on_change = self._on_change
         desk.on_due_again = self.expect
 
@@ -106,18 +108,20 @@ class ClaimLoop:
                 self._wake.clear()
                 try:
                     self._more = await self._round()
+                    pause = 0.0 if self._more or self._is_done() else await self._wakefulness.rest(self._pause())
                 except SubstrateLostError as lost:
-                    pause = self._backoff.next()
-                    self._desk.probe.tell(SubstrateLost("claim", describe(lost), pause))
+                    longer = self._backoff.next()
+                    self._desk.probe.tell(SubstrateLost("claim", describe(lost), longer))
                     # Whatever wakes it meanwhile has to wait too: the database cannot be claimed from.
-                    await _wait(self._stopped, pause.total_seconds())
+                    await _wait(self._stopped, longer.total_seconds())
                     continue
                 self._backoff.reset()
                 if self._is_done():
-                    return
+                    break
                 self._has_slept = not self._more
                 if not self._more:
-                    await _wait(self._wake, self._pause())
+                    await _wait(self._wake, pause)
+            await self._wakefulness.leave()
         finally:
             await self._claims.close()
 
@@ -135,9 +139,10 @@ class ClaimLoop:
         of every line that has also looked ahead.
         """
         clock = asyncio.get_running_loop().time
-        if self._until == "drained" and not self._desk.held():
-            self._looks.hasten()  # somebody waits for the end
-        self._looks.begin(clock(), idle=self._has_slept)
+        if (self._until == "drained" and not self._desk.held()) or self._wakefulness.must_look:
+            self._looks.hasten()  # somebody waits for the end, or nobody would be told what was done in silence
+        if self._looks.begin(clock(), idle=self._has_slept):
+            self._wakefulness.must_look = False
         looks = self._looks.is_on
         ahead = looks or self._has_claimed or clock() >= self._look_ahead_at
         was_calming = self._calming is not None
@@ -156,8 +161,10 @@ class ClaimLoop:
         seconds = clock() - began
         self._tell(asks, answers, seconds)
         self._started.set()
-        await self._hand_on(asks, answers, ahead=ahead, seconds=seconds)
         self._full = full(asks, answers)
+        rows = sum(len(answer.deliveries) for answer in answers)
+        self._wakefulness.found(rows, overflows=bool(self._full or self._room.refused))
+        await self._hand_on(asks, answers, ahead=ahead, seconds=seconds)
         self._has_claimed = not self._full
         if looks:
             self._looks.spend(self._waiting, seconds, clock())
@@ -173,9 +180,9 @@ class ClaimLoop:
     async def _claim(self, asks: list[ClaimAsk], *, ahead: bool) -> tuple[bool, list[ClaimAnswer]]:
         """Claim; answers whether something was fanned out, and what was claimed."""
         if not ahead:
-            return False, await self._claims.claim(asks)
+            return False, await self._claims.claim(asks, self._wakefulness.along())
         expected = self._timer.expected()
-        outlook, answers = await self._claims.look_ahead_and_claim(asks)
+        outlook, answers = await self._claims.look_ahead_and_claim(asks, self._wakefulness.along())
         now = asyncio.get_running_loop().time()
         # A call splits so many broadcasts and no more: where there were some, there may be others.
         self._look_ahead_at = now if outlook.fanned_out else now + EVERY
@@ -260,8 +267,9 @@ class ClaimLoop:
         )
 
     async def _run_alone(self, line: Line, delivery: Delivery) -> None:
-        """Run it, and claim nothing until it has ended, or has lived for a while."""
+        """Run it, so that it takes nobody along, and claim nothing until it has ended, or has lived for a while."""
         self._quarantine = True
+        await self._wakefulness.leave()  # it does not look meanwhile
         self._desk.probe.tell(Quarantined(delivery))
         self._hand_to(line, [delivery])
         clock = asyncio.get_running_loop().time

@@ -114,6 +114,7 @@ class KeepLoop:
         while notes := await self._keeper.reap():
             for note in notes:
                 self._desk.probe.tell(note)
+        await self._keeper.mend_bell()
         reached("reap.after")
 
     async def _release_unknown(self) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 EVERY: Final = 0.5  # seconds, at most so often
 _SHARE: Final = 20  # of the time goes into looks, at most one part in so many
-_SHARE_IDLE: Final = 4  # the same while there is nothing else to do
+_EVERY_IDLE: Final = 0.02  # the same while there is nothing else to do: what was committed late should not wait
+_SHARE_IDLE: Final = 4
 
 
 class Looks:
@@ -40,16 +41,19 @@ class Looks:
         """There may be something new: what was seen until now proves nothing."""
         self._called += 1
 
-    def begin(self, now: float, *, idle: bool) -> None:
-        """Look at every line, if it is time."""
-        if not self._under_way and now >= self.next_at(idle=idle):
-            self._under_way = True
-            self._to_do = {id(line) for line in self._lines}
-            self.call()
+    def begin(self, now: float, *, idle: bool) -> bool:
+        """Look at every line, if it is time; answers whether a look begins."""
+        if self._under_way or now < self.next_at(idle=idle):
+            return False
+        self._under_way = True
+        self._to_do = {id(line) for line in self._lines}
+        self.call()
+        return True
 
     def next_at(self, *, idle: bool) -> float:
         """When the next look may begin."""
-        return self._ended_at + max(EVERY, (_SHARE_IDLE if idle else _SHARE) * self._cost)
+        every, share = (_EVERY_IDLE, _SHARE_IDLE) if idle else (EVERY, _SHARE)
+        return self._ended_at + max(every, share * self._cost)
 
     def hasten(self) -> None:
         """Let the next one begin at once."""

@@ -81,6 +81,14 @@ def find_silenced_trigger(facts: Facts, _: Limits) -> Iterator[Finding]:
             "No worker is woken by a publish: events are found by polling only, up to 15 s late",
             psql("alter table core.outbox enable trigger outbox_notify") if trigger else "spectral migrate verify",
         )
+    elif facts.access.bell == "off":
+        yield Finding(
+            "notify_trigger",
+            Level.ATTENTION,
+            "The bell is off: publishers notify nobody",
+            "Events are found by polling only, up to 15 s late; somebody has set it so, and the audit says why",
+            "spectral bell set bell --reason 'no longer needed' --yes",
+        )
 
 
 def find_missing_roles(facts: Facts, _: Limits) -> Iterator[Finding]:

@@ -72,7 +72,7 @@ class Schema:
 class Access:
     """Who may do what: groups that are missing, what the groups lack, what belongs to somebody else.
 
-    notify_trigger: `O` as it should be, `D` disabled, none if there is none.
+    notify_trigger: `O` as it should be, `D` disabled, none if there is none. bell: how publishers ring.
     """
 
     member_of: tuple[str, ...]
@@ -81,6 +81,7 @@ class Access:
     missing_grants: tuple[str, ...]
     foreign: tuple[tuple[str, str], ...]
     notify_trigger: str | None
+    bell: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

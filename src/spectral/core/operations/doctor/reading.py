@@ -92,6 +92,8 @@ async def read_access(database: Database) -> Access:
         missing_grants=tuple(grant for (grant,) in await database.tuples(statements.MISSING_GRANTS)),
         foreign=tuple((name, owner) for name, owner in await database.tuples(statements.FOREIGN)),
         notify_trigger=await database.value(statements.NOTIFY_TRIGGER),
+        # A schema that waits for its migrations has none.
+        bell=await database.value(statements.BELL) if await database.value(statements.HAS_BELL) else None,
     )
 
 

@@ -51,6 +51,8 @@ with needed (role, kind, object) as (
         ('spectral_worker', 'execute', 'worker_sign_in'), ('spectral_worker', 'execute', 'worker_sign_out'),
         ('spectral_operator', 'execute', 'outbox_replay'), ('spectral_operator', 'execute', 'outbox_discard'),
         ('spectral_operator', 'execute', 'brake_pull'), ('spectral_operator', 'execute', 'brake_release'),
+        ('spectral_publisher', 'execute', 'outbox_bell_needed'), ('spectral_worker', 'execute', 'bell_awake'),
+        ('spectral_worker', 'execute', 'bell_quiet'), ('spectral_operator', 'execute', 'bell_set'),
         ('spectral_operator', 'execute', 'worker_lives'), ('spectral_operator', 'execute', 'insight_lanes'),
         ('spectral_operator', 'execute', 'insight_in_flight'), ('spectral_operator', 'execute', 'insight_failed'),
         ('spectral_retention', 'execute', 'sweep_outbox'), ('spectral_retention', 'execute', 'sweep_handled')
@@ -107,6 +109,9 @@ select trigger.tgenabled::text
 from pg_trigger as trigger
 where trigger.tgrelid = to_regclass('core.outbox') and trigger.tgname = 'outbox_notify'
 """
+
+HAS_BELL: Final = b"select coalesce(has_table_privilege(to_regclass('core.bell')::oid, 'select'), false)"
+BELL: Final = b"select bell.mode from core.bell"
 
 HAS_SCHEMA: Final = b"select to_regclass('core.outbox') is not null"
 

@@ -16,14 +16,14 @@ from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.lease import Delivery, Lease
-from spectral.core.events.ports import ClaimAnswer, Outlook
+from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG, ClaimAnswer, Outlook
 from spectral.core.events.probe import FannedOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from spectral.core.events.ports import ClaimAsk
+    from spectral.core.events.ports import Along, ClaimAsk
     from spectral.core.events.settings import WorkerSettings
 
 _CLAIM: Final = sql.SQL(
@@ -34,6 +34,10 @@ _CLAIM: Final = sql.SQL(
 _FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
 _FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
 _NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
+_AWAKE: Final = sql.SQL("select core.bell_awake({}, {}::text[], {}::text[], {}::text[], {}::interval)")
+_ASLEEP: Final = sql.SQL("select core.bell_asleep({}, {}::text[], {}::text[])")
+_QUIET: Final = sql.SQL("select core.bell_quiet({}, {}::text[], {}::text[])")
+_RING: Final = sql.SQL("select core.bell_ring({})")
 _SUBSCRIBE: Final = (
     b"select context, event_type, handler_name from core.outbox_subscribe("
     b"%s, %s::text[], %s::text[], %s::text[], %s::integer[], %s)"
@@ -49,6 +53,9 @@ class PostgresClaims:
         self._settings = settings
         self._generations = list(settings.generations())
         self._channels = list(settings.claimed_channels())
+        self._heard = list(settings.channels())
+        self._rings = [_RING.format(channel).as_bytes(None) for channel in self._heard]
+        self._awake: dict[tuple[tuple[str, str | None], ...], bytes] = {}
         self._quoted = lru_cache(_MAX_QUOTED)(self._quote)
         self._looks: dict[tuple[str, ...], list[bytes]] = {}
         self._session = Session(
@@ -75,15 +82,41 @@ class PostgresClaims:
 
         return await self._session.ask(ask)
 
-    async def claim(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
+    async def claim(self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
         """See `Claims`."""
-        return _answers(asks, await self._run([self._claim(each) for each in asks]))
+        return _answers(asks, await self._run([*map(self._claim, asks), *self._along(along)]))
 
-    async def look_ahead_and_claim(self, asks: Sequence[ClaimAsk]) -> tuple[Outlook, list[ClaimAnswer]]:
+    async def look_ahead_and_claim(
+        self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG
+    ) -> tuple[Outlook, list[ClaimAnswer]]:
         """See `Claims`."""
         contexts = tuple(dict.fromkeys(each.context for each in asks))
-        split, ((due_in,),), *claimed = await self._run([*self._look_ahead(contexts), *map(self._claim, asks)])
+        script = [*self._look_ahead(contexts), *map(self._claim, asks), *self._along(along)]
+        split, ((due_in,),), *claimed = await self._run(script)
         return Outlook(_fanned_out(split), due_in), _answers(asks, claimed)
+
+    async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
+        """See `Bell`."""
+        asleep = _ASLEEP.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
+        await self._run([asleep, *(self._rings if rings else ())])
+
+    async def is_quiet(self, contexts: Sequence[str]) -> bool:
+        """See `Bell`."""
+        quiet = _QUIET.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
+        (((is_quiet,),),) = await self._run([quiet])
+        return bool(is_quiet)
+
+    def _along(self, along: Along) -> list[bytes]:
+        """Last, so that a claim's rows are not held while a lease is written."""
+        script: list[bytes] = list(self._rings) if along.rings else []
+        if along.awake:
+            renewal = self._awake.get(along.awake)
+            if renewal is None:
+                contexts, types = (list(column) for column in zip(*along.awake, strict=True))
+                composed = _AWAKE.format(self._settings.name, self._heard, contexts, types, AWAKE_FOR)
+                renewal = self._awake[along.awake] = composed.as_bytes(None)
+            script.append(renewal)
+        return script
 
     def _claim(self, ask: ClaimAsk) -> bytes:
         """Quoted once for every line; what changes from claim to claim are numbers and a time."""
@@ -116,7 +149,8 @@ class PostgresClaims:
 
 
 def _answers(asks: Sequence[ClaimAsk], answers: Sequence[Rows]) -> list[ClaimAnswer]:
-    return [_answer(ask.context, rows) for ask, rows in zip(asks, answers, strict=True)]
+    # What was said along the way has answers too, behind the claims'.
+    return [_answer(ask.context, rows) for ask, rows in zip(asks, answers[: len(asks)], strict=True)]
 
 
 def _answer(context: str, rows: Rows) -> ClaimAnswer:

@@ -31,6 +31,7 @@ _SIGN_IN: Final = b"select core.worker_sign_in(%s, %s::bigint[], %s::text[], %s:
 _SIGN_OUT: Final = b"select core.worker_sign_out(%s)"
 _RENEW: Final = b"select * from core.outbox_renew(%s::uuid[], %s::uuid[])"
 _REAP: Final = b"select id, status, reason, worker, attempts from core.outbox_reap(%s, %s)"
+_MEND_BELL: Final = b"select core.bell_mend()"
 _RELEASE_UNKNOWN: Final = b"select * from core.outbox_release_unknown(%s, %s::uuid[], %s)"
 _FAIL_UNHANDLED: Final = (
     b"select id, event_type from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
@@ -81,6 +82,11 @@ class PostgresKeeper:
             Reaped(row_id, status, reason, worker, attempts, dead.get(row_id))
             for row_id, status, reason, worker, attempts in rows
         ]
+
+    async def mend_bell(self) -> int:
+        """See `Keeper`."""
+        ((mended,),) = await self._rows(_MEND_BELL, [])
+        return int(mended)
 
     async def release_unknown(self, known: Collection[Lease], older_than: timedelta) -> int:
         """See `Keeper`."""
