@@ -106,6 +106,8 @@ async def test_asleep_only_after_the_lease_is_withdrawn_and_it_was_quiet_and_the
     assert await awake.wakefulness.rest(PAUSE) == 0.0
     assert awake.said == ["withdraw platform worlds", "quiet? platform worlds"]
     assert awake.wakefulness.must_look
+    assert await awake.wakefulness.rest(PAUSE) == 0.0  # it has not looked yet
+    awake.wakefulness.must_look = False
     assert await awake.wakefulness.rest(PAUSE) == PAUSE
 
 

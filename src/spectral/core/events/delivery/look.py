@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EVERY: Final = 0.5  # seconds, at most so often
 _SHARE: Final = 20  # of the time goes into looks, at most one part in so many
 _EVERY_IDLE: Final = 0.02  # the same while there is nothing else to do: what was committed late should not wait
-_SHARE_IDLE: Final = 4
+_SHARE_IDLE: Final = 5
 
 
 class Looks:
