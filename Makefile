@@ -32,10 +32,11 @@ demo: setup ## the main job on an embedded Postgres
 test: setup ## the whole test suite on Postgres 18 (from a wheel)
 	$(PYTEST) tests
 
-# What speaks SQL is tested on both; real processes, faults and the pages run on one version.
-test-system: setup ## the database tests on the system's Postgres (Debian: 15)
-	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database \
-	  --ignore=tests/faults --ignore=tests/acceptance --ignore=tests/docs tests
+# What speaks SQL is tested on both; how it is used, by real processes and under faults, on one version.
+test-system: setup ## the tests of the schema and of what reads it on the system's Postgres (Debian: 15)
+	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database tests/migrations tests/conformance \
+	  tests/integration --ignore=tests/integration/delivery --ignore=tests/integration/agent_tasks \
+	  --deselect=tests/integration/test_dead_letters_million.py
 
 faults: setup ## the fault tests: real processes, real signals, a real Postgres
 	$(PYTEST) tests/faults

@@ -156,7 +156,7 @@ def set_notify_mode(dsn: str, mode: str) -> None:
     if not (row and row[0]):
         return
     subprocess.run(  # noqa: S603  our own command
-        [sys.executable, "-c", _SPECTRAL, "bell", mode, "--yes", "--reason", "benchmark", "--by", "bench"],
+        [sys.executable, "-c", _SPECTRAL, "bell", "set", mode, "--yes", "--reason", "benchmark", "--by", "bench"],
         env={**os.environ, "SPECTRAL_DATABASE_URL": dsn},  # noqa: TID251  the top of a program
         check=True,
         capture_output=True,

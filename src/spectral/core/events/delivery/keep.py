@@ -30,6 +30,7 @@ _LONGEST_PAUSE: Final = timedelta(seconds=2)
 
 _RENEWALS_PER_LEASE: Final = 4
 _UNHANDLED_EVERY: Final = 60.0
+_MENDED_EVERY: Final = 3  # reaps: still within the time of a safety poll
 
 
 class KeepLoop:
@@ -85,6 +86,7 @@ class KeepLoop:
         chores: dict[Callable[[], Awaitable[None]], float] = {
             self._renew: renew,
             self._reap: times.reap.total_seconds(),
+            self._mend_bell: _MENDED_EVERY * times.reap.total_seconds(),
             self._release_unknown: 2 * times.answer.total_seconds(),
             self._fail_unhandled: unhandled,
         }
@@ -114,8 +116,11 @@ class KeepLoop:
         while notes := await self._keeper.reap():
             for note in notes:
                 self._desk.probe.tell(note)
-        await self._keeper.mend_bell()
         reached("reap.after")
+
+    async def _mend_bell(self) -> None:
+        """Whoever was awake and is dead has publishers that trusted it."""
+        await self._keeper.mend_bell()
 
     async def _release_unknown(self) -> None:
         """A claim whose answer was lost may stand: give back what this worker has claimed and does not know of."""
