@@ -21,6 +21,7 @@ import typer.main
 
 from spectral.core.events import ConfigurationError
 from spectral.core.events.delivery.health import Health, State
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger, say_later
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Note, Stopped
@@ -120,6 +121,18 @@ def unconfigured() -> Iterator[None]:
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_without_a_configured_log_the_process_keeps_stdout_for_its_data(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "spectral")
+    EventLogger("spectral.worker", dict).bind(worker="w").info("said aside", n=1)
+    say_later("spectral.worker", "error", "left by force", reason="none")
+    assert flush_all(10)
+    assert [record.getMessage().split(" ")[:2] for record in caplog.records] == [["said", "aside"], ["left", "by"]]
+    assert capsys.readouterr().out == ""
 
 
 def divide() -> None:
@@ -257,8 +270,9 @@ def test_an_address_that_is_not_ours_says_what_to_choose() -> None:
 
 def test_a_stop_that_nobody_can_obey_ends_with_the_patience() -> None:
     script = """
-import signal, sys, time
+import logging, signal, sys, time
 from spectral_workers.stopping import StopSignals
+logging.basicConfig(stream=sys.stdout)
 signals = StopSignals(0.2)
 signals.tell(lambda: print("told", file=sys.stderr))
 signal.raise_signal(signal.SIGTERM)

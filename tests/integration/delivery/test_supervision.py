@@ -86,8 +86,9 @@ async def test_what_a_dead_worker_held_is_taken_over_and_delivered_once(
 ) -> None:
     fault["commit.after"] = 1
     await bench.publish(*range(50))
-    with pytest.RaisesGroup(Broken, flatten_subgroups=True):
+    with pytest.raises(ExceptionGroup) as died:  # several lanes may reach the failpoint in the same instant
         await soon(bench.worker(both).run())
+    assert died.group_contains(Broken)
     fault.clear()
     async with bench.running(both, times=shortened(grace=0.3)):
         await until(lambda: bench.all_are("delivered"))

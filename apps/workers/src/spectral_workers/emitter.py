@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from spectral.core.database import connect
 from spectral.core.events import metrics
 from spectral.core.events.describe import describe
-from spectral.core.events.infrastructure.observability.log_writer import patient_logger
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral.core.events.metrics import Sample
 from spectral.core.events.settings import DIRECT_VARIABLE
 from spectral.core.operations import growth
@@ -209,7 +209,7 @@ class Emitter:
 
     def _write(self, level: Level, message: str, **fields: object) -> None:
         with suppress(Exception):  # a log that cannot be written must not end the measuring
-            getattr(patient_logger("spectral.worker").bind(worker=self._worker), level)(message, **fields)
+            getattr(EventLogger("spectral.worker", dict).bind(worker=self._worker), level)(message, **fields)
 
 
 async def _let_go(database: Database, pid: int) -> None:

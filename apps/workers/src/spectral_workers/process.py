@@ -23,7 +23,7 @@ from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
-from spectral.core.events.infrastructure.observability.log_writer import patient_logger
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import standard_watch
@@ -152,7 +152,7 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         if order.health is not None:
             metrics = None if watched.recorder is None else partial(_scrape, watched.recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
-            log = patient_logger("spectral.worker")
+            log = EventLogger("spectral.worker", dict)
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
         signals.tell(lambda: loop.call_soon_threadsafe(listener.stop))
         try:

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral_workers.stopping import SIGNALS
 
 if TYPE_CHECKING:
@@ -162,4 +161,4 @@ class Supervisor:
     def _say(self, level: str, event: str, **fields: object) -> None:
         """Log, if that can be done: children have to be watched even if nobody reads what is said of them."""
         with suppress(Exception):
-            getattr(structlog.get_logger("spectral.worker"), level)(event, **fields)
+            getattr(EventLogger("spectral.worker", dict, patient=False), level)(event, **fields)

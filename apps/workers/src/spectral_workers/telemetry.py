@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics, trace
 
-from spectral.core.events.infrastructure.observability.log_writer import patient_logger
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -101,7 +101,7 @@ def _opentelemetry(identity: Identity, environ: Mapping[str, str]) -> list[Calla
     for signal, exporters in wanted:
         if not exporters:
             continue
-        log = patient_logger(_LOGGER).bind(signal=signal.name.lower())
+        log = EventLogger(_LOGGER, dict).bind(signal=signal.name.lower())
         if "otlp" in exporters and signal.protocol(environ) != _PROTOCOL:
             port = "and name the endpoint that speaks it, mostly port 4318"
             log.warning("telemetry is off", remedy=f"set OTEL_EXPORTER_OTLP_PROTOCOL={_PROTOCOL} {port}")
@@ -212,7 +212,7 @@ class _Occasional(logging.Handler):
             return
         self._quiet_until[record.name] = now + _QUIET
         with suppress(Exception):  # a log that cannot be written must not end an exporter
-            patient_logger(_LOGGER).warning("telemetry is in trouble", part=record.name, said=_harmless(record))
+            EventLogger(_LOGGER, dict).warning("telemetry is in trouble", part=record.name, said=_harmless(record))
 
 
 def _harmless(record: logging.LogRecord) -> str:
@@ -239,7 +239,7 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
     try:
         import sentry_sdk  # noqa: PLC0415  an extra
     except ImportError:
-        patient_logger(_LOGGER).warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
+        EventLogger(_LOGGER, dict).warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
         return []
     if sentry_sdk.get_client().is_active():
         return []
@@ -257,6 +257,8 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
             traces_sample_rate=None,
         )
     except Exception as error:  # noqa: BLE001  a DSN that is none must not cost the worker, nor be shown
-        patient_logger(_LOGGER).warning("error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN")
+        EventLogger(_LOGGER, dict).warning(
+            "error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN"
+        )
         return []
     return [lambda: sentry_sdk.get_client().close(timeout=_LAST_WORDS)]

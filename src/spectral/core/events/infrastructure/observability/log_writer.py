@@ -100,11 +100,13 @@ class LogWriter:
 
 
 class EventLogger:
-    """Implements `Logger`, for a handler: every line has these fields, made when the first line is written.
+    """Implements `Logger`, for a handler or for the worker process itself.
+
+    Every line has these fields, made when the first line is written.
 
     A line that cannot be written is lost: it is no reason to fail an event. Whatever else the project's own structlog
     logger can do can be done with this one too. Of an exception it keeps what may be kept, without what that quotes of
-    the payload. It is patient unless told otherwise: see `patient_logger`.
+    the payload. It is patient unless told otherwise: see `_patient_logger`.
     """
 
     __slots__ = ("_fields", "_is_patient", "_known", "_name", "_payload")
@@ -164,7 +166,7 @@ class EventLogger:
                 write_soon(logger.handle, record) if self._is_patient else logger.handle(record)
 
     def _logger(self) -> Any:  # noqa: ANN401  structlog's wrapper is the project's choice
-        return patient_logger(self._name, self._without_exception, patient=self._is_patient)
+        return _patient_logger(self._name, self._without_exception, patient=self._is_patient)
 
     def _without_exception(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         return without_exception(event, self._payload)
@@ -175,8 +177,8 @@ class EventLogger:
         return self._known
 
 
-def patient_logger(name: str, *first: Processor, patient: bool = True) -> Any:  # noqa: ANN401  as above
-    """A logger of the project's structlog, or of structlog as it comes, that keeps nobody waiting.
+def _patient_logger(name: str, *first: Processor, patient: bool = True) -> Any:  # noqa: ANN401  as above
+    """A logger of the project's structlog that keeps nobody waiting.
 
     Its lines go through `first` and the configured processors at once; an outlet does the writing, which takes as long
     as whoever reads them takes. Not if it is not to be patient, as in a test that looks for the line right after it.
@@ -209,7 +211,7 @@ def write_soon(write: Callable[..., object], /, *args: object, **fields: object)
 def say_later(name: str, level: str, event: str, /, **fields: object) -> None:
     """Log by the outlet alone, for those who cannot even wait for a project's processors."""
     said_at = timestamp(time.time())
-    SAID.put(lambda: getattr(structlog.get_logger(name), level)(event, timestamp=said_at, **fields))
+    SAID.put(lambda: getattr(EventLogger(name, dict, patient=False), level)(event, timestamp=said_at, **fields))
 
 
 def standard_logger(name: str) -> logging.Logger:
