@@ -60,66 +60,50 @@ $$;
 alter function core.bell_lock_key(text, text) owner to spectral_owner;
 revoke execute on function core.bell_lock_key(text, text) from public;
 
--- How to ring for one channel and context in this transaction: yes; no; or always, for every row.
--- Locks: the lock of silent publishers, shared, if it is to be had at once, until the end of the transaction.
-create function core.bell_answer(p_channel text, p_context text) returns text
-    language plpgsql volatile
-    set search_path = pg_catalog, pg_temp
-    set enable_seqscan = off
-    set enable_bitmapscan = off
-    set jit = off
-as $$
-declare
-    v_locked boolean;
-    v_now timestamptz;
-    v_answer text;
-begin
-    -- A snapshot that was taken before the lock may show a lease that has been withdrawn since.
-    v_locked := current_setting('transaction_isolation') = 'read committed'
-        and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, p_context));
-    v_now := clock_timestamp();
-    select case
-        when bell.mode = 'always' then 'always'
-        when bell.mode = 'off' then 'no'
-        when v_locked and exists (
-            select
-            from core.bell_leases as lease
-            where lease.channel = p_channel
-              and lease.context = p_context
-              and lease.awake_until > v_now
-        ) then 'no'
-        else 'yes'
-    end
-    into v_answer
-    from core.bell
-    where bell.singleton;
-    return coalesce(v_answer, 'always');
-end
-$$;
-alter function core.bell_answer(text, text) owner to spectral_owner;
-revoke execute on function core.bell_answer(text, text) from public;
-
 -- Whether the trigger has to ring for this row. One ring for each channel and context is enough for a transaction, and
 -- who has stayed silent once may go on: the lock is held, so whoever was awake cannot have fallen asleep unseen. The
 -- memory is a setting of the transaction: a savepoint that is rolled back takes it along, as it does the ring and the
--- lock.
+-- lock. Every publish comes here: one function, and as few settings of its own as it can do with.
+-- Locks: the lock of silent publishers, shared, if it is to be had at once, until the end of the transaction.
 create function core.outbox_bell_needed(p_channel text, p_target text) returns boolean
     language plpgsql volatile security definer
     set search_path = pg_catalog, pg_temp
+    set enable_seqscan = off
 as $$
 declare
     v_about text := ' ' || p_channel || '/' || coalesce(p_target, '*') || ' ';
     v_known text := coalesce(current_setting('spectral.bell_known', true), '');
-    v_answer text;
+    v_now timestamptz;
+    v_locked boolean;
+    v_mode text;
+    v_awake boolean;
 begin
     if position(v_about in v_known) > 0 then
         return false;
     end if;
-    v_answer := core.bell_answer(p_channel, coalesce(p_target, '*'));
-    if v_answer <> 'always' then
-        perform set_config('spectral.bell_known', v_known || v_about, true);
+    -- A snapshot that was taken before the lock may show a lease that has been withdrawn since.
+    v_locked := current_setting('transaction_isolation') = 'read committed'
+        and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, coalesce(p_target, '*')));
+    v_now := clock_timestamp();
+    select bell.mode, exists (
+        select
+        from core.bell_leases as lease
+        where lease.channel = p_channel
+          and lease.context = coalesce(p_target, '*')
+          and lease.awake_until > v_now
+    )
+    into v_mode, v_awake
+    from core.bell
+    where bell.singleton;
+    if v_mode is distinct from 'bell' then
+        if v_mode is distinct from 'off' then
+            return true;
+        end if;
+        v_locked := true;
+        v_awake := true;
     end if;
-    return v_answer <> 'no';
+    perform set_config('spectral.bell_known', v_known || v_about, true);
+    return not (v_locked and v_awake);
 end
 $$;
 alter function core.outbox_bell_needed(text, text) owner to spectral_owner;
@@ -184,6 +168,58 @@ $$;
 alter function core.bell_awake(text, text[], text[], text[], interval) owner to spectral_owner;
 revoke execute on function core.bell_awake(text, text[], text[], text[], interval) from public;
 grant execute on function core.bell_awake(text, text[], text[], text[], interval) to spectral_worker;
+
+-- A worker that has no room for what it knows of needs no ringing either, for it looks again when it has. Renews its
+-- leases as core.bell_awake does, if so many rows come in that publishers would hinder each other, 250 a second; answers
+-- whether. What it cannot take is for the others: they are woken.
+create function core.bell_hold(
+    p_worker text, p_channels text[], p_contexts text[], p_event_types text[], p_for interval
+) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_channel text;
+begin
+    if not exists (
+        select
+        from (
+            select distinct given.channel, substring(given.channel from '^outbox_gen_([0-9]+)')::bigint as generation
+            from unnest(p_channels) as given (channel)
+        ) as heard
+        cross join (select distinct given.context from unnest(p_contexts) as given (context)) as served
+        cross join lateral (
+            select outbox.id
+            from core.outbox
+            where outbox.status = 'pending'
+              and outbox.deleted_at is null
+              and outbox.generation = heard.generation
+              and outbox.channel = heard.channel
+              and outbox.target = served.context
+              and outbox.next_attempt_at <= v_now
+              and outbox.next_attempt_at > v_now - interval '0.2 s'
+            order by outbox.next_attempt_at desc, outbox.id desc
+            offset 49
+            limit 1
+        ) as fiftieth
+    ) then
+        return false;
+    end if;
+    perform core.bell_awake(p_worker, p_channels, p_contexts, p_event_types, p_for);
+    for v_channel in select distinct given.channel from unnest(p_channels) as given (channel) loop
+        perform core.bell_ring(v_channel);
+    end loop;
+    return true;
+end
+$$;
+alter function core.bell_hold(text, text[], text[], text[], interval) owner to spectral_owner;
+revoke execute on function core.bell_hold(text, text[], text[], text[], interval) from public;
+grant execute on function core.bell_hold(text, text[], text[], text[], interval) to spectral_worker;
 
 -- A worker withdraws its leases; answers whether it had any. They stay, expired, until core.bell_quiet says so, for
 -- publishers who have seen them may not have committed yet. Commit it before that.

@@ -148,7 +148,9 @@ MUTATIONS: Final = (
         "silent publishers hold no lock",
         (
             Function(
-                "bell_answer", "and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, p_context))", ""
+                "outbox_bell_needed",
+                "and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, coalesce(p_target, '*')))",
+                "",
             ),
         ),
         _OPEN_PUBLISHER,

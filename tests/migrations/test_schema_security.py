@@ -351,7 +351,6 @@ FAKES = [
     ("pg_try_advisory_xact_lock_shared", "bigint", "boolean", "true"),
     ("set_config", "text, text, boolean", "text", "'x'"),
     ("bell_lock_key", "text, text", "bigint", "0"),
-    ("bell_answer", "text, text", "text", "'no'"),
     ("bell_ring", "text", "void", None),
     ("pg_has_role", "name, name, text", "boolean", "true"),
     ("current_setting", "text, boolean", "text", "null"),

@@ -5,6 +5,7 @@ Every UPDATE here is a superuser's, who is bound neither by privileges nor by ro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -65,6 +66,28 @@ WHAT_HAPPENED: Mapping[str, object] = {
     "created_at": MOMENT,
 }
 """Another value for each column that never changes."""
+
+INCOHERENT: list[tuple[str, str, Mapping[str, object]]] = [
+    ("status", "in_flight", {"status": "lost", "claim_token": None}),
+    ("attempts", "in_flight", {**COHERENT["pending"], "status": "pending", "attempts": -1}),
+    ("generation", "pending", {"generation": -1}),
+    ("channel", "pending", {"channel": "outbox_gen_9"}),
+    ("channel", "pending", {"generation": 2}),
+    ("channel", "pending", {"channel": "outbox_gen_1_" + "x" * 33}),
+    ("claim", "in_flight", {"claim_token": None}),
+    ("claim", "in_flight", {"claimed_by": None}),
+    ("claim", "in_flight", {"claimed_at": None}),
+    ("claim", "pending", {"claim_token": uuid4()}),
+    ("delivered", "in_flight", {"status": "delivered", "claim_token": None}),
+    ("delivered", "in_flight", {"delivered_at": MOMENT}),
+    ("failed", "in_flight", {**COHERENT["failed"], "status": "failed", "last_error": None}),
+    ("failed", "in_flight", {**COHERENT["failed"], "status": "failed", "first_failed_at": None}),
+    ("last_error", "in_flight", {"last_error": "e" * 4097}),
+    ("times", "pending", {"next_attempt_at": "infinity"}),
+    ("times", "pending", {"next_attempt_at": "1899-12-31T23:59Z"}),
+    ("deleted", "pending", {"deleted_at": "now"}),
+]
+"""What no row may be like, by the rule that says so, the status it is tried from, and how."""
 
 HOW_FAR_IT_GOT = {
     *("channel", "generation", "status", "attempts", "next_attempt_at", "claim_token", "claimed_by", "claimed_at"),
@@ -327,3 +350,20 @@ def test_every_column_is_either_for_ever_or_part_of_the_state_machine(session: C
         "select attname from pg_attribute where attrelid = 'core.outbox'::regclass and attnum > 0 and not attisdropped"
     ).fetchall()
     assert {name for (name,) in found} == HOW_FAR_IT_GOT | set(WHAT_HAPPENED)
+
+
+# what a row may be like
+
+
+@pytest.mark.parametrize(("rule", "status", "columns"), INCOHERENT)
+def test_a_row_that_does_not_make_sense_is_refused_by_name(
+    session: Connection, rule: str, status: str, columns: Mapping[str, object]
+) -> None:
+    event_id = in_status(session, status, attempts=0)
+    assert refused_by(session, event_id, **columns) == f"outbox_{rule}_check"
+
+
+def test_every_rule_of_the_update_is_shown_broken_here(session: Connection) -> None:
+    source = value(session, "select pg_get_functiondef('core.outbox_check_update'::regproc)")
+    rules = set(re.findall(r"'outbox_(\w+)_check'", source))
+    assert rules == {rule for rule, _, _ in INCOHERENT}

@@ -23,11 +23,16 @@ class Scene:
         self.said: list[str] = []
         self.open_publishers = False
         self.lost = False
+        self.streams = False
         lines = [
             Line("platform", ("a.b.c", "a.b.d"), (), transactional=True),
             Line("worlds", None, (), transactional=False),
         ]
         self.wakefulness = Wakefulness(self, lines, lambda: self.now)
+
+    async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
+        self._say(f"hold {len(served)}")
+        return self.streams
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         self._say(f"withdraw {' '.join(contexts)}{' and ring' if rings else ''}")
@@ -156,3 +161,55 @@ async def test_who_leaves_rings_for_the_others(awake: Scene) -> None:
     assert awake.said == ["withdraw platform worlds and ring", "quiet? platform worlds"]
     await awake.wakefulness.leave()
     assert len(awake.said) == 2
+
+
+# without room
+
+
+async def test_full_it_lets_publishers_be_silent_while_rows_come_in(scene: Scene) -> None:
+    scene.streams = True
+    scene.wakefulness.found(0, overflows=True, has_room=False)
+    assert await scene.wakefulness.rest(PAUSE) == 0.25
+    assert (scene.wakefulness.is_awake, scene.said) == (True, ["hold 3"])
+    for _ in range(4):
+        scene.now += 0.25
+        assert await scene.wakefulness.rest(PAUSE) == 0.25
+    assert scene.said == ["hold 3"] * 5
+
+
+async def test_full_it_polls_what_it_has_room_for(scene: Scene) -> None:
+    scene.streams = True
+    scene.wakefulness.found(0, overflows=True, has_room=True)
+    assert await scene.wakefulness.rest(PAUSE) == 0.01
+    scene.now += 0.01
+    assert await scene.wakefulness.rest(PAUSE) == 0.01
+    assert scene.said == ["hold 3"]
+
+
+async def test_full_without_a_stream_it_sleeps(scene: Scene) -> None:
+    scene.wakefulness.found(0, overflows=True, has_room=False)
+    assert await scene.wakefulness.rest(PAUSE) == PAUSE
+    scene.now += 0.1
+    assert await scene.wakefulness.rest(PAUSE) == PAUSE
+    assert (scene.wakefulness.is_awake, scene.said) == (False, ["hold 3"])
+
+
+async def test_when_the_stream_ends_it_falls_asleep_as_ever(scene: Scene) -> None:
+    scene.streams = True
+    scene.wakefulness.found(0, overflows=True, has_room=False)
+    await scene.wakefulness.rest(PAUSE)
+    scene.streams = False
+    scene.now += 0.25
+    assert await scene.wakefulness.rest(PAUSE) == 0.0
+    assert scene.said[-3:] == ["hold 3", "withdraw platform worlds", "quiet? platform worlds"]
+    assert scene.wakefulness.must_look
+
+
+async def test_a_lease_of_which_nobody_knows_whether_it_was_taken_is_taken_back(scene: Scene) -> None:
+    scene.lost = True
+    scene.wakefulness.found(0, overflows=True, has_room=False)
+    with pytest.raises(SubstrateLostError):
+        await scene.wakefulness.rest(PAUSE)
+    scene.lost = False
+    assert await scene.wakefulness.rest(PAUSE) == 0.0
+    assert scene.said == ["withdraw platform worlds", "quiet? platform worlds"]

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -74,6 +74,10 @@ AWAKE_FOR: Final = timedelta(seconds=1)
 class Bell(Protocol):
     """What a worker says of itself to publishers, who need not notify while it is awake."""
 
+    async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
+        """Renew the lease if rows come in fast, and wake the others; answers whether. For a worker without room."""
+        ...
+
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """Take the lease back, for publishers to come; and wake the others, if so."""
         ...
@@ -105,6 +109,32 @@ class Claims(Bell, Protocol):
 
     async def close(self) -> None:
         """Close the connection."""
+        ...
+
+
+class Reception(Protocol):
+    """Receives references to rows beside the claim loop, whose claims then take those rows."""
+
+    async def run(self, on_received: Callable[[], None]) -> None:
+        """Receive until cancelled; calls back when there may be something to claim. Until then, nothing is received."""
+        ...
+
+    def heard(self) -> None:
+        """The worker was woken: perhaps because rows are to be taken from somewhere else."""
+        ...
+
+    @property
+    def takes_from(self) -> str:
+        """The broker from which references come in; `postgres` while none does."""
+        ...
+
+    @property
+    def has_fallen_back(self) -> bool:
+        """Whether references should come in and do not, so that rows are claimed without."""
+        ...
+
+    def down_for(self) -> float:
+        """For how many seconds that has been so."""
         ...
 
 

@@ -152,6 +152,7 @@ class ClaimLoop:
         self._waiting = tuple(line for line in lines if id(line) in asked or id(line) not in self._room.refused)
         self._timer.keep({line.context for line in self._waiting})
         if not asks:
+            self._wakefulness.found(0, overflows=bool(self._room.refused), has_room=False)
             return False
         self._has_asked = True
         reached("claim.before")

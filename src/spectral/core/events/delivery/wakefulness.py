@@ -1,8 +1,9 @@
 """Whether publishers have to notify this worker: not while it is awake, which it is while rows come in all the time.
 
-asleep → awake: it has a lease, renewed along with its claims, and polls. → drowsy: few rows come, or there is no room
-for them; the lease is withdrawn, but publishers who trusted it may not have committed, so it polls on. → asleep: they
-all have, the others are woken, and it looks once more from the beginning before it waits for its ear.
+asleep → awake: it has a lease, renewed along with its claims, and polls. So it is while it has no room for what comes:
+then it need not be told that there is more, and tells the others. → drowsy: few rows come; the lease is withdrawn, but
+publishers who trusted it may not have committed, so it polls on. → asleep: they all have, the others are woken, and it
+looks once more from the beginning before it waits for its ear.
 
 A worker to which an event comes now and then never leaves its sleep, and says and asks nothing here.
 """
@@ -59,7 +60,9 @@ class Wakefulness:
         self._succession = 0
         self._renewed_at = -math.inf
         self._rang_at = -math.inf
-        self._overflows = False
+        self._overflows = self._has_room = False
+        self._held_at = -math.inf
+        self._holds_on = False
         self._look = _FIRST_LOOK
         self.must_look = False
 
@@ -80,9 +83,12 @@ class Wakefulness:
             self._rang_at = now
         return Along(self._served if renews else (), rings) if renews or rings else NOTHING_ALONG
 
-    def found(self, rows: int, *, overflows: bool) -> None:
-        """What a claim brought; it overflows where there may be more than this worker has room for."""
-        self._overflows = overflows
+    def found(self, rows: int, *, overflows: bool, has_room: bool = True) -> None:
+        """What a claim brought; it overflows where there may be more than this worker has room for.
+
+        has_room: for anything at all; without, no claim was made.
+        """
+        self._overflows, self._has_room = overflows, has_room
         now = self._clock()
         if not rows:
             return
@@ -100,14 +106,32 @@ class Wakefulness:
             SubstrateLostError: publishers could not be told; as long as they are not, it does not sleep.
         """
         if self._state is _State.ASLEEP:
-            return 0.0 if self.must_look else pause
+            if self.must_look:
+                return 0.0
+            self._state = _State.AWAKE  # before it is said: whether it was is not known if the answer is lost
+            if not await self._holds():
+                self._state = _State.ASLEEP
+                return pause
         if self._state is _State.AWAKE:
             now = self._clock()
             if now - self._found_at <= _WITHOUT_ROWS and self._rate_at(now) >= _IDLE:
                 return min(pause, _POLL)
+            if await self._holds():
+                return min(pause, _POLL if self._has_room else _SAID_EVERY)
             await self._bell.withdraw(self._contexts)
             self._state, self._look = _State.DROWSY, _FIRST_LOOK
         return 0.0 if await self._fall_asleep() else min(pause, self._next_look())
+
+    async def _holds(self) -> bool:
+        """Whether it has a lease because it is full, and rows come in all the same; asked a few times a second."""
+        now = self._clock()
+        if not self._overflows:
+            return False
+        if now - self._held_at >= _SAID_EVERY:
+            self._held_at = now
+            self._holds_on = await self._bell.hold(self._served)
+            self._renewed_at = now
+        return self._holds_on
 
     async def leave(self) -> None:
         """It will not look for a while, or never again: whoever else there is has to."""

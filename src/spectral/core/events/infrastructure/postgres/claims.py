@@ -35,6 +35,7 @@ _FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
 _FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
 _NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
 _AWAKE: Final = sql.SQL("select core.bell_awake({}, {}::text[], {}::text[], {}::text[], {}::interval)")
+_HOLD: Final = sql.SQL("select core.bell_hold({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _ASLEEP: Final = sql.SQL("select core.bell_asleep({}, {}::text[], {}::text[])")
 _QUIET: Final = sql.SQL("select core.bell_quiet({}, {}::text[], {}::text[])")
 _RING: Final = sql.SQL("select core.bell_ring({})")
@@ -94,6 +95,13 @@ class PostgresClaims:
         script = [*self._look_ahead(contexts), *map(self._claim, asks), *self._along(along)]
         split, ((due_in,),), *claimed = await self._run(script)
         return Outlook(_fanned_out(split), due_in), _answers(asks, claimed)
+
+    async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
+        """See `Bell`."""
+        contexts, types = (list(column) for column in zip(*served, strict=True))
+        hold = _HOLD.format(self._settings.name, self._heard, contexts, types, AWAKE_FOR).as_bytes(None)
+        (((holds,),),) = await self._run([hold])
+        return bool(holds)
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """See `Bell`."""
