@@ -73,6 +73,11 @@ def leases(connection: Connection) -> list[tuple[str, str, bool]]:
     ).fetchall()
 
 
+def hold(connection: Connection, context: str = "platform") -> bool:
+    asked = [[CHANNEL, "outbox_default"], [context]]
+    return bool(value(connection, "select core.bell_hold('w', %s, %s, '{null}', '5 s')", asked))
+
+
 # when publishers ring
 
 
@@ -214,6 +219,30 @@ def test_a_lease_has_a_name_and_is_short(session: Connection, worker: str | None
 
 
 # falling asleep
+
+
+def test_a_full_worker_has_a_lease_while_rows_come_in_and_the_others_are_woken(
+    connection: Connection, ear: Connection
+) -> None:
+    with connection.transaction():
+        for _ in range(50):
+            publish(connection)
+        connection.execute("update core.outbox set next_attempt_at = clock_timestamp()")
+        assert not hold(connection, "worlds")
+        assert hold(connection)
+    assert leases(connection) == [("*", "w", True), ("platform", "w", True)]
+    assert "" in heard(ear)
+
+
+@pytest.mark.parametrize(("rows", "due"), [(49, "0 s"), (60, "-1 s"), (60, "1 min")])
+def test_few_rows_and_old_ones_and_those_that_are_not_due_are_no_stream(
+    session: Connection, rows: int, due: str
+) -> None:
+    for _ in range(rows):
+        publish(session)
+    session.execute("update core.outbox set next_attempt_at = clock_timestamp() + %s::interval", [due])
+    assert not hold(session)
+    assert leases(session) == []
 
 
 def test_a_withdrawn_lease_is_trusted_by_nobody_and_stays_until_it_is_quiet(

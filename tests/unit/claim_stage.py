@@ -106,8 +106,12 @@ class Table:
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         raise NotImplementedError
 
-    async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
+    async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """Publishers of this stage always ring."""
+        return not served
+
+    async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
+        """As above."""
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         return bool(contexts)
