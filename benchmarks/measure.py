@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import psycopg
 
 _TICK: Final = os.sysconf("SC_CLK_TCK")
@@ -31,6 +33,7 @@ class Reading:
     client: float
     server: float
     wal: int
+    beside: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def cost_since(self, before: Reading, events: int) -> dict[str, float]:
         """What it took since then: processor seconds for 1,000 events, log for one."""
@@ -39,6 +42,7 @@ class Reading:
             "client_cpu": (self.client - before.client) * 1_000 / count,
             "server_cpu": (self.server - before.server) * 1_000 / count,
             "wal": (self.wal - before.wal) / count,
+            **{f"{name}_cpu": (spent - before.beside[name]) * 1_000 / count for name, spent in self.beside.items()},
         }
 
 
@@ -49,8 +53,8 @@ class Meter:
     server_pid: int
     connection: psycopg.Connection[Any]
 
-    def read(self, client_pid: int | None = None) -> Reading:
-        """Now; of the client there may be none."""
+    def read(self, client_pid: int | None = None, beside: Mapping[str, int] | None = None) -> Reading:
+        """Now; of the client there may be none. Beside it there may be others, each with a name."""
         processes = _processes()
         row = self.connection.execute("select pg_current_wal_insert_lsn() - '0/0'").fetchone()
         return Reading(
@@ -58,6 +62,7 @@ class Meter:
             client=0.0 if client_pid is None else cpu_of(client_pid, processes),
             server=cpu_of(self.server_pid, processes),
             wal=int(row[0]) if row else 0,
+            beside={name: cpu_of(pid, processes) for name, pid in (beside or {}).items()},
         )
 
 

@@ -18,6 +18,7 @@ class Plan:
     kinds: what handlers do in the drains; counted_kinds: in which of them statements and round trips are counted.
     drain_seconds: how long a timed drain should last; window: when one is cut that lasts longer.
     paces: events in a round of latency, and the pause between two.
+    substrate_seconds: how long the drain of each substrate should last.
     histories: old rows in the table before a drain.
     extras: whether the long scenarios are run too, and peers take part where only our own promise is at stake.
     """
@@ -32,6 +33,7 @@ class Plan:
     connections: tuple[int, ...]
     bulk: int
     paces: tuple[int, float]
+    substrate_seconds: float
     idle_seconds: float
     counted: int
     histories: tuple[int, ...]
@@ -75,6 +77,7 @@ FULL: Final = Plan(
     connections=(1, 8, 16),
     bulk=10_000,
     paces=(160, 0.02),
+    substrate_seconds=2.1,
     idle_seconds=8.0,
     counted=2_000,
     histories=(0, 1_000_000, 5_000_000),
@@ -91,6 +94,7 @@ QUICK: Final = Plan(
     connections=(16,),
     bulk=10_000,
     paces=(110, 0.02),
+    substrate_seconds=1.0,
     idle_seconds=4.0,
     counted=1_000,
     histories=(),

@@ -40,12 +40,18 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A contestant at certain settings."""
+    """A contestant at certain settings.
+
+    variables: what its worker finds in its environment beside everything else.
+    keeps_log: whether the log of a worker of ours can be read while it runs.
+    """
 
     contestant: Contestant
     settings: str
     label: str
     rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    variables: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    keeps_log: bool = False
 
     @property
     def group(self) -> Group:
@@ -126,6 +132,16 @@ FASTSTREAM: Final = Contestant(
 SPECTRAL: Final = Line(OURS, "default", "Spectral", _rates(12_000, 2_000, 4_000))
 QUIET: Final = Line(OURS, "quiet", "Spectral, quiet", _rates(14_000, 2_000, 4_000))
 PROCESSES: Final = Line(OURS, "processes", "Spectral, 2 processes", _rates(14_000, 2_500, 5_000))
+SUBSTRATES: Final = {
+    kind: Line(OURS, "default", label, _rates(rate, 2_000, 4_000), {"SPECTRAL_RELAY": kind}, keeps_log=True)
+    for kind, label, rate in (
+        ("postgres", "Postgres", 12_000),
+        ("nats", "NATS", 6_000),
+        ("redis", "Redis", 6_000),
+    )
+}
+"""By the mode that the database is switched to."""
+
 PEERS: Final = (PGQUEUER, PROCRASTINATE, OBAN, CHANCY, ABSURD, PGMQ, FASTSTREAM)
 FASTEST_PEERS: Final = (PGQUEUER, PGMQ)
 

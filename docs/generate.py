@@ -76,10 +76,10 @@ def metrics() -> str:
     """Every metric, under both of its names."""
     parts = [_NOTE, "# Metrics\n"]
     parts.append(
-        "What a worker counts, how it is, and, from the one worker that is elected to measure it, how the database\n"
-        "is: [how to get at them](../how-to/observe.md#metrics). Labels are from bounded sets: after 200 values of a\n"
-        "label the others are counted as `_other`. The context `*` stands for broadcasts that are not split yet, and\n"
-        "where a brake is meant, for all contexts. Counts of rows in the database end at 10,000.\n"
+        "What a worker or a relay counts, how it is, and, from the one worker that is elected to measure it, how the\n"
+        "database is: [how to get at them](../how-to/observe.md#metrics). Labels are from bounded sets: after 200\n"
+        "values of a label the others are counted as `_other`. The context `*` stands for broadcasts that are not\n"
+        "split yet, and where a brake is meant, for all contexts. Counts of rows in the database end at 10,000.\n"
     )
     head = "| Prometheus | OpenTelemetry | kind | unit | labels | |\n|---|---|---|---|---|---|"
     rows = (

@@ -15,10 +15,14 @@ from spectral.core.events import PublishSettings
 from spectral.core.events.bootstrap import publishing as publishing_with
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.migrations import discover, up
+from tests.layout import is_plain_only, partition
+from tests.memory import copy_of, running
 
 # Named by what is in it: a server that outlives the run must not hand out yesterday's schema.
 _CHECKSUMS = "".join(migration.checksum for migration in discover())
-TEMPLATE = f"spectral_template_{sha256(_CHECKSUMS.encode()).hexdigest()[:16]}"
+# Every test that asks for a migrated database gets the other layout by SPECTRAL_TEST_LAYOUT=partitioned.
+LAYOUT = os.environ.get("SPECTRAL_TEST_LAYOUT", "plain")
+TEMPLATE = f"spectral_template_{LAYOUT}_{sha256(_CHECKSUMS.encode()).hexdigest()[:16]}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +30,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "postgres" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.database)
+    if LAYOUT == "partitioned":
+        items[:] = [item for item in items if not is_plain_only(item.nodeid)]
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +40,7 @@ def postgres() -> Iterator[PostgresServer]:
     source = os.environ.get("SPECTRAL_TEST_POSTGRES", "wheel")
     # Deadlocks are provoked on purpose; nobody needs to wait a second for each.
     options = ServerOptions(settings={**FAST_AND_UNSAFE, "deadlock_timeout": "100ms", "max_connections": 200})
-    with postgres_from(source, options) as server:
+    with running(postgres_from(source, options)) as server:
         yield server
 
 
@@ -52,20 +58,30 @@ def migrated_template(postgres: PostgresServer) -> str:
 
     def migrate(dsn: str) -> None:
         up(dsn)
+        if LAYOUT == "partitioned":
+            partition(dsn)
 
     postgres.create_template(TEMPLATE, migrate)
     return TEMPLATE
 
 
-@pytest.fixture
-def database(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
-    """The superuser's DSN of a database with the schema; generation 1 is live, 2 allocated, 0 retired."""
+@pytest.fixture(scope="session")
+def live_template(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
+    """A database with the schema and three generations, to be copied: a session less for each test."""
     dsn = postgres.create_database(template=migrated_template)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(
             "insert into core.deployments (generation, status, promoted_at, retired_at) values"
             " (0, 'retired', null, now()), (1, 'live', now(), null), (2, 'allocated', null, null)"
         )
+    yield database_of(dsn)
+    postgres.drop_database(dsn)
+
+
+@pytest.fixture
+def database(postgres: PostgresServer, live_template: str) -> Iterator[str]:
+    """The superuser's DSN of a database with the schema; generation 1 is live, 2 allocated, 0 retired."""
+    dsn = copy_of(postgres, live_template)
     yield dsn
     postgres.drop_database(database_of(dsn))
 

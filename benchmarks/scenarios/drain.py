@@ -26,7 +26,9 @@ from benchmarks.wire import CountingProxy
 from spectral.core.events import WorkerSettings
 
 if TYPE_CHECKING:
-    from benchmarks.arena import Arena
+    from collections.abc import Callable, Mapping
+
+    from benchmarks.arena import Arena, Running
     from benchmarks.plan import Plan
     from benchmarks.roster import Line
 
@@ -60,14 +62,26 @@ def drain(arena: Arena, line: Line, kind: str, count: int, *, window: float, dsn
         psycopg.connect(dsn, autocommit=True) as watching,
         arena.working(line, kind, dsn) as worker,
     ):
-        worker.wait_for_first(_START)
-        before = arena.read(worker.process)
-        deadline = before.clock + window
-        while worker.calls < count and time.monotonic() < deadline:
-            time.sleep(_LOOK / 4)
-        while (left := arena.left(line.contestant, watching)) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
-        after = arena.read(worker.process)
+        return watch(arena, worker, partial(arena.left, line.contestant, watching), count, window)
+
+
+def watch(
+    arena: Arena,
+    worker: Running,
+    ask_left: Callable[[], int],
+    count: int,
+    window: float,
+    beside: Mapping[str, int] | None = None,
+) -> Outcome:
+    """From the first handler call to the last settled row, or to the end of the window."""
+    worker.wait_for_first(_START)
+    before = arena.read(worker.process, beside)
+    deadline = before.clock + window
+    while worker.calls < count and time.monotonic() < deadline:
+        time.sleep(_LOOK / 4)
+    while (left := ask_left()) and time.monotonic() < deadline:
+        time.sleep(_LOOK)
+    after = arena.read(worker.process, beside)
     settled = count - left
     return Outcome(settled / (after.clock - before.clock), {"events": settled, **after.cost_since(before, settled)})
 

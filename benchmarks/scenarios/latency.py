@@ -17,7 +17,7 @@ from benchmarks.figures import Outcome, quantiles
 from benchmarks.scenarios import Entry, Scenario
 
 if TYPE_CHECKING:
-    from benchmarks.arena import Arena
+    from benchmarks.arena import Arena, Running
     from benchmarks.plan import Plan
     from benchmarks.roster import Line
 
@@ -36,24 +36,33 @@ def _entries(arena: Arena, plan: Plan) -> list[Entry]:
 def _one_round(arena: Arena, plan: Plan, line: Line) -> Outcome:
     dsn = arena.database(line.contestant)
     arena.clear(line.contestant, dsn)
-    count, pause = plan.paces
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         output = Path(directory) / "seen"
         with arena.working(line, "note", dsn, output) as worker:
-            # a first event tells when it listens; without it the start of Python would be taken for latency
-            arena.publish(line, "paced", dsn, "note", 1, 0)
-            worker.wait_for_first(_START)
-            sent = times_in(arena.publish(line, "paced", dsn, "note", count, pause))
-            deadline = time.monotonic() + _LATE
-            while worker.calls < count + 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-        came = times_in(output.read_text(errors="replace"))
+            figures = deliver_paced(arena, plan, line, dsn, worker, output)
+    return Outcome(figures["p50"], figures)
+
+
+def deliver_paced(arena: Arena, plan: Plan, line: Line, dsn: str, worker: Running, output: Path) -> dict[str, float]:
+    """Publish one after the other and see when they come; answers the quantiles.
+
+    Raises:
+        ContestantError: too many did not come.
+    """
+    count, pause = plan.paces
+    # a first event tells when it listens; without it the start of Python would be taken for latency
+    arena.publish(line, "paced", dsn, "note", 1, 0)
+    worker.wait_for_first(_START)
+    sent = times_in(arena.publish(line, "paced", dsn, "note", count, pause))
+    deadline = time.monotonic() + _LATE
+    while worker.calls < count + 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    came = times_in(output.read_text(errors="replace"))
     latencies = [(came[number] - at) / 1e6 for number, at in sent.items() if number >= WARM_UP and number in came]
     lost = (count - WARM_UP) - len(latencies)
     if not latencies or lost > _MOST_LOST * count:
         raise ContestantError(f"{line.label} did not deliver {lost} of {count - WARM_UP} events in time")
-    figures = quantiles(latencies)
-    return Outcome(figures["p50"], figures)
+    return quantiles(latencies)
 
 
 LATENCY: Final = Scenario(

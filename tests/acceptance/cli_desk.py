@@ -26,6 +26,7 @@ from spectral.core.embedded import PostgresServer, database_of
 from spectral_ops import cli
 from spectral_ops.cli.app import app
 from tests.acceptance.worker_process import PATIENCE, SPECTRAL
+from tests.memory import copy_of
 from tests.migrations.schema import Connection, outbox_row
 
 PASSWORD: Final = "canary-password"
@@ -183,7 +184,7 @@ def prepared(postgres: PostgresServer, template: str) -> Iterator[str]:
 @contextmanager
 def copied(postgres: PostgresServer, template: str) -> Iterator[str]:
     """The DSN of a copy that is gone afterwards."""
-    dsn = postgres.create_database(template=template)
+    dsn = copy_of(postgres, template)
     try:
         yield dsn.replace("postgres@", f"postgres:{PASSWORD}@")
     finally:

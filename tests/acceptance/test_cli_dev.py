@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,10 +20,9 @@ import pytest
 
 from spectral.core.embedded import Binaries, EmbeddedPostgresError
 from tests.acceptance.worker_process import PATIENCE, eventually, is_running
+from tests.memory import place_for_data
 
 SPECTRAL: Final = str(Path(sys.executable).with_name("spectral"))
-_MEMORY: Final = Path("/dev/shm")  # noqa: S108  a directory of its own is made in it
-_DISK: Final = Path("/tmp")  # noqa: S108  likewise
 _APP: Final = """
 from spectral.core.events import Consumer, DeliveryContext, EventEnvelope, Transaction
 
@@ -118,8 +116,7 @@ def project() -> Iterator[Path]:
 
     In memory where there is enough of it: kept data waits for the disk, and nothing here is about the disk.
     """
-    parent = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**30 else _DISK
-    with TemporaryDirectory(prefix="spectral-dev-", dir=parent) as directory:
+    with TemporaryDirectory(prefix="spectral-dev-", dir=place_for_data()) as directory:
         Path(directory).chmod(0o711)
         yield Path(directory)
 

@@ -27,6 +27,7 @@ from spectral.core.migrations import bundled_directory, up
 from spectral.platform.agent_tasks.operations import MIGRATIONS
 from tests.acceptance.cli_desk import PASSWORD, PAYLOAD, Desk, Ran, ask_for_approval, copied, prepared
 from tests.acceptance.worker_process import PATIENCE
+from tests.memory import place_for_data
 from tests.migrations.schema import outbox_row
 from tests.unit.test_cli_tree import ALL, COMMANDS, Command, of
 
@@ -34,12 +35,15 @@ UNKNOWN: Final = UUID("00000000-0000-7000-8000-000000000000")
 
 # or the group's name
 NEEDS_NO_DATABASE: Final = frozenset({"version", "demo", "dev", "migrate lint", "catalog", "metrics"})
-WAITS_FOR_IT: Final = frozenset({"worker", "mcp"})
-UNTIL_STOPPED: Final = frozenset({"worker", "dev", "mcp"})
+WAITS_FOR_IT: Final = frozenset({"worker", "mcp", "relay run"})
+UNTIL_STOPPED: Final = frozenset({"worker", "dev", "mcp", "relay run"})
 ELSEWHERE: Final = {"demo": "tests/acceptance/test_demo.py runs the same line"}
 LINES: Final = frozenset({"tail", "top"})  # one JSON document for each event, or look
 SHOWS_PAYLOADS: Final = frozenset({"events show", "dlq show", "agent-tasks show"})
 AGENT_TASKS: Final = "agent-tasks"  # they have migrations of their own
+PARTITIONED: Final = "partitioned"
+# Nobody is there, and nobody is asked: events are to be taken from Postgres.
+BROKER: Final = {"SPECTRAL_RELAY": "nats", "SPECTRAL_BROKER_URL": f"nats://me:{PASSWORD}@127.0.0.1:1"}
 
 # What has to be so before an example makes sense, where the common ground is not enough.
 SCENES: Final = {
@@ -48,6 +52,8 @@ SCENES: Final = {
     ),
     "generations rollback": "select core.deployment_promote(2)",
     "generations hand-over": "select core.deployment_promote(2)",
+    "partitions disable": PARTITIONED,
+    "partitions maintain": PARTITIONED,
     "brake off": "select core.brake_pull('platform', 'ada', 'billing is down')",
 }
 # Where an example writes its document into a file.
@@ -86,7 +92,7 @@ def template(postgres: PostgresServer, migrated_template: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def project() -> Iterator[Path]:
     """A directory with the app of the examples; short and open, as `spectral dev` keeps its server there."""
-    with TemporaryDirectory(prefix="spectral-cli-", dir="/tmp") as directory:
+    with TemporaryDirectory(prefix="spectral-cli-", dir=place_for_data()) as directory:
         Path(directory).chmod(0o711)
         (Path(directory) / "shop").mkdir()
         (Path(directory) / "shop/events.py").write_text(_APP)
@@ -138,9 +144,12 @@ def scene_of(command: Command) -> str:
 
 
 def set_scene(desk: Desk, scenery: str) -> None:
-    """What SCENES says, or the tables of agent tasks."""
+    """What SCENES says, or the tables of agent tasks, or an outbox in months."""
     if scenery == AGENT_TASKS:
         up(desk.dsn, directories=[bundled_directory(), MIGRATIONS])
+        return
+    if scenery == PARTITIONED:
+        assert desk.spectral("partitions", "enable", "--yes").code == 0
         return
     with psycopg.connect(desk.dsn, autocommit=True) as connection:
         connection.execute(scenery.encode())
@@ -275,11 +284,12 @@ def test_a_generation_that_does_not_exist_is_3(still_desk: Desk, command: Comman
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each.name in UNTIL_STOPPED], ids=of)
 def test_the_example_of_what_runs_until_it_is_stopped_runs(still_desk: Desk, command: Command) -> None:
     line = command.example.replace("8080", "0")  # any free port: this one may be taken
-    alive = {"worker": "listening", "dev": "listening", "mcp": "writes are allowed"}[command.name]
+    said_when_up = {"worker": "listening", "dev": "listening", "mcp": "writes are allowed", "relay run": "listening"}
+    alive = said_when_up[command.name]
     with subprocess.Popen(
         shlex.split(line),
         cwd=still_desk.directory,
-        env=still_desk.environment,
+        env={**still_desk.environment, **(BROKER if command.name == "relay run" else {})},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import psycopg
 
@@ -44,9 +44,12 @@ async def quick(event: EventEnvelope) -> None:
 class WorkerProcess:
     """Use it as a context manager: whatever the test leaves running is killed."""
 
+    command: ClassVar[tuple[str, ...]] = ("worker",)
+    usual: ClassVar[tuple[str, ...]] = ("app:platform",)
+
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self._process = subprocess.Popen(
-            [SPECTRAL, "worker", *(arguments or ("app:platform",))],
+            [SPECTRAL, *self.command, *(arguments or self.usual)],
             cwd=directory,
             env={"PATH": "/usr/bin:/bin", "SPECTRAL_GENERATION": "1", **variables},
             stdin=subprocess.DEVNULL,
@@ -104,6 +107,13 @@ class WorkerProcess:
         code = self._process.wait(timeout=PATIENCE)
         self._reader.join(timeout=PATIENCE)
         return code
+
+
+class RelayProcess(WorkerProcess):
+    """The same of `spectral relay run`."""
+
+    command = ("relay", "run")
+    usual = ("--health-port", "0")
 
 
 def write_app(directory: Path, handlers: str = "") -> None:

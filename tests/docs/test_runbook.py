@@ -50,7 +50,9 @@ SCENES: Final = {
     "Roll back": "select core.deployment_promote(2)",
     "Rows left behind": "select core.deployment_promote(2)",
     "Retire is blocked": "select core.deployment_promote(2)",
+    "The broker or the relay is gone": "select core.relay_switch('nats', 'ada', 'growth')",
 }
+IN_MONTHS: Final = "Partitions are missing"
 # What another session does meanwhile.
 HOLDERS: Final = {
     "The NOTIFY queue fills up": "listen outbox_gen_1; begin; select 1",
@@ -87,6 +89,8 @@ OUTCOMES: Final = {
         "select not exists (select from pg_stat_activity where application_name = 'holder')"
     ),
     "The outbox is locked": "select not exists (select from pg_stat_activity where application_name = 'holder')",
+    "The broker or the relay is gone": "select mode = 'postgres' from core.relay",
+    IN_MONTHS: "select count(*) >= 3 from core.outbox_partitions() where kind = 'month'",
     "Rows on the default channel": "select count(*) = 2 from core.outbox where payload ? 'scan'",
 }
 
@@ -205,6 +209,8 @@ def test_the_section_runs_from_top_to_bottom(on_duty: OnDuty, section: Section) 
     with ExitStack() as stack:
         with psycopg.connect(on_duty.owner, autocommit=True) as connection:
             connection.execute(SCENES.get(section.title, "select 1").encode())
+        if section.title == IN_MONTHS:
+            assert Desk(on_duty.owner, on_duty.directory).spectral("partitions", "enable", "--yes").code == 0
         stack.enter_context(holding(on_duty.owner, HOLDERS.get(section.title, "select 1")))
         on_duty.fill(section.text)
         on_duty.is_down = section.title == DOWN
@@ -223,7 +229,7 @@ def test_the_section_runs_from_top_to_bottom(on_duty: OnDuty, section: Section) 
 
 
 def test_scenes_and_outcomes_are_of_sections_that_exist() -> None:
-    assert {*SCENES, *HOLDERS, *OUTCOMES, DOWN} <= {section.title for section in SECTIONS}
+    assert {*SCENES, *HOLDERS, *OUTCOMES, DOWN, IN_MONTHS} <= {section.title for section in SECTIONS}
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)

@@ -19,6 +19,7 @@ from spectral.core.migrations import up
 from tests.acceptance.cli_desk import Desk
 from tests.docs.test_runbook import SECTIONS, OnDuty, Section, holding
 from tests.integration.delivery.platform_worker import until
+from tests.memory import running
 
 PUBLISH: Final = (
     "insert into core.outbox (event_type, source, target, generation, channel)"
@@ -30,7 +31,7 @@ PUBLISH: Final = (
 def server() -> Iterator[EmbeddedPostgres]:
     """With the smallest queue there is, half a megabyte: it is full after some thousand events instead of millions."""
     settings = {**FAST_AND_UNSAFE, "max_notify_queue_pages": 64}
-    with EmbeddedPostgres(options=ServerOptions(tcp=False, settings=settings)) as started:
+    with running(EmbeddedPostgres(options=ServerOptions(tcp=False, settings=settings))) as started:
         up(started.dsn)
         yield started
 

@@ -25,6 +25,7 @@ from spectral.core.operations.doctor import Examination, Finding, Level, Limits,
 from tests.integration.delivery.platform_worker import COMPLETED, open_bench
 from tests.integration.test_doctor_pooler import pooled
 from tests.integration.test_insights import failed, in_flight, publish, sign_in
+from tests.memory import running
 from tests.migrations.schema import role
 
 SPECTRAL = str(Path(sys.executable).with_name("spectral"))
@@ -34,9 +35,8 @@ SPECTRAL = str(Path(sys.executable).with_name("spectral"))
 def safe_postgres() -> Iterator[PostgresServer]:
     """A server with the settings of a careful person: the tests' own is fast and unsafe, which the doctor would say."""
     source = os.environ.get("SPECTRAL_TEST_POSTGRES", "wheel")
-    with postgres_from(
-        source, ServerOptions(settings={"max_connections": 50, "max_prepared_transactions": 5})
-    ) as server:
+    options = ServerOptions(settings={"max_connections": 50, "max_prepared_transactions": 5})
+    with running(postgres_from(source, options)) as server:
         yield server
 
 
@@ -78,12 +78,23 @@ async def test_a_fresh_database_with_its_first_worker_is_met_with_silence(fresh:
     assert re.fullmatch(r".*: \d+ checks, nothing found\n", err.decode())
 
 
+# Of the table, or of the first of its partitions.
+_AUTOVACUUM_OFF = """
+do $$ begin
+    execute format('alter table %s set (autovacuum_enabled = off)', coalesce(
+        (select min(inhrelid) from pg_inherits where inhparent = 'core.event_handled'::regclass)::regclass,
+        'core.event_handled'::regclass
+    ));
+end $$
+"""
+
+
 def plant(connection: psycopg.Connection[Any]) -> None:
     """Thirteen problems. A worker of the platform lives: what it does not serve is told from what nobody does."""
     for statement in (
         "alter table core.outbox disable trigger outbox_notify",
         "alter table core.audit add column by_hand integer",
-        "alter table core.event_handled set (autovacuum_enabled = off)",
+        _AUTOVACUUM_OFF,
         "alter table core.sweeper owner to current_user",
         "revoke execute on function core.outbox_settle from spectral_worker",
         "select core.brake_pull('core', 'dana', 'the ledger is being repaired')",

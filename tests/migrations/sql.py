@@ -75,7 +75,7 @@ def settle(
 def fail(connection: psycopg.Connection[Any], error: str = "ValueError: no") -> UUID:
     """Publish one event and bring it to the DLQ."""
     event_id = publish(connection)
-    settled = settle(connection, claim(connection), "dead_letter", error)
+    settled = settle(connection, claim(connection, limit=100), "dead_letter", error)  # it is the last in the line
     assert (event_id, "failed") in settled
     return event_id
 

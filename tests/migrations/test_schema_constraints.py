@@ -55,6 +55,7 @@ WHOLE: Mapping[str, Mapping[str, object]] = {
     "brakes": BRAKE,
     "workers": WORKER,
     "sweeper": {"singleton": True},
+    "relay": {"mode": "nats"},
 }
 
 
@@ -199,6 +200,11 @@ BAD = [
     Bad("workers_generations_check", {"generations": []}),
     Bad("workers_host_check", {"host": "h" * 256}),
     Bad("workers_version_check", {"version": "1" * 61}),
+    Bad("relay_singleton_check", {"singleton": False}),
+    Bad("relay_mode_check", {"mode": "kafka"}),
+    Bad("relay_switched_by_check", {"switched_by": ""}),
+    Bad("relay_switched_by_check", {"switched_by": "a" * 201}),
+    Bad("relay_reason_check", {"reason": "r" * 2_001}),
     Bad("sweeper_singleton_check", {"singleton": False}),
     Bad("sweeper_name_check", {"name": ""}),
     Bad("sweeper_name_check", {"name": "s" * 201}),
@@ -248,7 +254,9 @@ def module_database(postgres: PostgresServer, migrated_template: str) -> Iterato
 def session(module_database: str) -> Iterator[Connection]:
     """Every test here starts from no rows and leaves none."""
     with undone(module_database) as connection:
-        connection.execute("delete from core.sweeper; delete from core.bell")  # their one row comes with the schema
+        connection.execute(
+            "delete from core.sweeper; delete from core.bell; delete from core.relay"
+        )  # their one row comes with the schema
         yield connection
 
 

@@ -392,15 +392,17 @@ MUTATIONS = {
 }
 
 
-def mutate(connection: Connection, name: str, rule_text: str, instead: str) -> None:
-    """Put something else for these words of a function."""
+def mutate(connection: Connection, name: str, *words: str) -> None:
+    """Put something else for these words of a function: what is said, what instead, and so on."""
     row = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'core'::regnamespace and proname = %s", [name]
     ).fetchone()
     assert row is not None
     definition = str(row[0])
-    assert rule_text in definition
-    connection.execute(definition.replace(rule_text, instead).encode())
+    for rule_text, instead in zip(words[::2], words[1::2], strict=True):
+        assert rule_text in definition
+        definition = definition.replace(rule_text, instead)
+    connection.execute(definition.encode())
 
 
 @pytest.mark.timeout(300)

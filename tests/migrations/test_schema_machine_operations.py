@@ -220,16 +220,18 @@ def test_people_at_the_controls_break_nothing_in_any_order(connection: Connectio
     run_machine(40, shrink=True, machine=Operation, steps=60)
 
 
-MUTATIONS = {
+MUTATIONS: dict[str, tuple[str, ...]] = {
     "what failed is put away": (
-        "sweep_outbox",
-        "and outbox.status = 'delivered'\n          and outbox.deleted_at is null\n          and outbox.delivered_at <",
-        "and outbox.deleted_at is null\n          and coalesce(outbox.delivered_at, outbox.first_failed_at) <",
+        "sweep_outbox_leaf",
+        "and status = ''delivered'' and deleted_at is null",
+        "and deleted_at is null",
+        "and delivered_at < $3 limit",
+        "and coalesce(delivered_at, first_failed_at) < $3 limit",
     ),
     "a record goes before its rows": (
-        "sweep_handled",
-        "and not core.outbox_key_lives(handled.idempotency_key)\n        limit p_limit",
-        "limit p_limit",
+        "sweep_handled_leaf",
+        "and not core.outbox_key_lives(idempotency_key) limit",
+        "limit",
     ),
     "a generation is retired with rows left": ("deployment_retire", "if v_blocking > 0 then", "if v_blocking < 0 then"),
     "broadcasts are not handed over": (

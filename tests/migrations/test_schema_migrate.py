@@ -16,6 +16,7 @@ from psycopg import sql
 from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOptions, database_of, postgres_from
 from spectral.core.migrations import MigrationFailedError, discover, status, up, verify
 from spectral.core.migrations.transaction import LOCK_KEY
+from tests.memory import running
 from tests.migrations.schema import Connection, role, value
 
 pytestmark = pytest.mark.database
@@ -86,7 +87,7 @@ def own_server() -> Iterator[PostgresServer]:
     source = os.environ.get("SPECTRAL_TEST_POSTGRES", "wheel")
     if "=" in source or "://" in source:
         source = "wheel"  # a server given by DSN is not ours to take roles from
-    with postgres_from(source, ServerOptions(settings=FAST_AND_UNSAFE)) as server:
+    with running(postgres_from(source, ServerOptions(settings=FAST_AND_UNSAFE))) as server:
         yield server
 
 
@@ -238,7 +239,8 @@ def test_functions_are_named_by_what_they_are_about(connection: Connection) -> N
     ).fetchall()
     general = {"uuid7", "current_workspace", "require_parallel", "require_distinct", "require_role"}
     general |= {"require_sweep_range"}
-    subjects = r"(outbox|event_handled|deployment|audit|worker|brake|bell|sweep|insight|emitter)_[a-z0-9_]+"
+    about = "outbox|event_handled|deployment|audit|worker|brake|bell|sweep|insight|emitter|relay|partitions?"
+    subjects = rf"({about})_[a-z0-9_]+"
     assert [name for name, *_ in found if name not in general and not re.fullmatch(subjects, name)] == []
     # Arguments say that they are: a column of the same name is never meant by mistake.
     for name, arguments, count in found:

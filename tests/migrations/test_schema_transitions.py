@@ -91,7 +91,7 @@ INCOHERENT: list[tuple[str, str, Mapping[str, object]]] = [
 
 HOW_FAR_IT_GOT = {
     *("channel", "generation", "status", "attempts", "next_attempt_at", "claim_token", "claimed_by", "claimed_at"),
-    *("delivered_at", "last_error", "first_failed_at", "failure_history", "deleted_at"),
+    *("delivered_at", "last_error", "first_failed_at", "failure_history", "deleted_at", "relayed_at"),
 }
 
 

@@ -67,6 +67,14 @@ def test_costs_are_for_a_thousand_events_and_the_log_for_one() -> None:
     assert after.cost_since(before, 0)["wal"] == 20_000.0
 
 
+def test_what_runs_beside_the_client_has_its_own_costs() -> None:
+    before, after = (Reading(clock, 0.0, 0.0, 0, {"relay": clock / 2, "broker": 1.0}) for clock in (1.0, 2.0))
+
+    costs = after.cost_since(before, 250)
+
+    assert (costs["relay_cpu"], costs["broker_cpu"]) == (2.0, 0.0)
+
+
 def test_stolen_time_is_a_share_of_all_time() -> None:
     assert stolen_share([0] * 8, [10, 0, 0, 80, 0, 0, 0, 10]) == 10.0
     assert 0.0 <= stolen_share([0] * 8, machine_times()) < 100.0

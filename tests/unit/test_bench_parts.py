@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import floor, plan, roster
+from benchmarks import brokers, floor, plan, roster
 from benchmarks.__main__ import scenarios_of
-from benchmarks.arena import rate_in, times_in
+from benchmarks.arena import Arena, rate_in, times_in
 from benchmarks.environments import ContestantError, Environments
+from benchmarks.scenarios.substrates import SUBSTRATES
 from benchmarks.wire import Frames
+from spectral.core.events.broker_settings import NO_BROKER, BrokerKind
 
 
 def message(kind: bytes, body: bytes = b"") -> bytes:
@@ -91,6 +94,23 @@ def test_the_quick_run_is_a_part_of_the_full_one() -> None:
 
     assert set(quick) < set(full)
     assert len(full) == len(set(full))
+
+
+def test_every_mode_of_the_relay_is_measured_in_both_runs() -> None:
+    labels = {line.label for line in roster.SUBSTRATES.values()}
+
+    assert set(roster.SUBSTRATES) == {NO_BROKER, *BrokerKind}
+    assert set(brokers.KINDS) == set(BrokerKind)
+    assert len(labels) == len(roster.SUBSTRATES)
+    for each in (plan.FULL, plan.QUICK):
+        assert "substrates" in [scenario.name for scenario in scenarios_of(each)]
+        assert {entry.label for entry in SUBSTRATES.entries(Arena(), each)} == labels
+
+
+def test_substrates_are_ours_and_not_measured_for_others() -> None:
+    peers = tuple(line for line in plan.FULL.lines if line.group == "peer")
+
+    assert SUBSTRATES.entries(Arena(), replace(plan.FULL, lines=peers)) == []
 
 
 def test_a_peer_that_no_python_here_can_run_is_absent_with_a_reason(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ SPECTRAL: Final = str(Path(sys.executable).with_name("spectral"))
 WITHOUT_JSON: Final = {
     "version": "one line",
     "worker": "runs until it is stopped, and logs",
+    "relay run": "runs until it is stopped, and logs",
     "dev": "runs until it is stopped, and logs",
     "mcp": "speaks a protocol of its own on stdout",
     "migrate sql": "prints SQL",
@@ -28,6 +29,7 @@ WITHOUT_JSON: Final = {
 WITHOUT_REASON: Final = {
     "migrate up": "is recorded in its own ledger",
     "retention run": "the policy is the reason",
+    "partitions maintain": "the policy is the reason",
     "agent-tasks sweep": "the policy is the reason",
 }
 

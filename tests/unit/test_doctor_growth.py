@@ -10,7 +10,8 @@ import pytest
 
 from spectral.core.operations.doctor import Facts, Level
 from spectral.core.operations.doctor.facts import Blocker, Latency
-from spectral.core.operations.insights import Holder
+from spectral.core.operations.insights import Amount, Brake, Holder
+from spectral.core.operations.insights_values import Partitioning, Relaying, Unsent
 from tests.unit.test_doctor_checks import HEALTHY, NOW, OUTBOX, SWEPT, Trouble, found, only, seen
 
 
@@ -21,6 +22,10 @@ def table(**changes: Any) -> Facts:  # noqa: ANN401  fields by name
 def holder(**changes: Any) -> Holder:  # noqa: ANN401  fields by name
     known = Holder("backend", "report", "ana", 99, "idle in transaction", 12, timedelta(minutes=20))
     return replace(known, **changes)
+
+
+def unsent(seconds: float) -> Unsent:
+    return Unsent("platform", 1, Amount(5), timedelta(seconds=seconds))
 
 
 GROWTH_TROUBLES: dict[str, Trouble] = {
@@ -37,6 +42,15 @@ GROWTH_TROUBLES: dict[str, Trouble] = {
         Level.ATTENTION,
         "Autovacuum is off for core.outbox",
         "alter table core.outbox reset (autovacuum_enabled)",
+    ),
+    "autovacuum off for a partition": (
+        seen(
+            tables=(replace(OUTBOX, autovacuum=False),), partitioning=Partitioning(enabled=True, ahead=3, dedup=False)
+        ),
+        "autovacuum",
+        Level.ATTENTION,
+        "Autovacuum is off for core.outbox",
+        "execute format(",
     ),
     "vacuum behind": (
         table(dead=60_000),
@@ -86,14 +100,70 @@ GROWTH_TROUBLES: dict[str, Trouble] = {
         "growth_partition",
         Level.NOTICE,
         "5,000,001 rows (estimated), more than 5,000,000",
-        "partition the outbox",
+        "spectral partitions enable",
     ),
     "slow acknowledgement": (
         replace(HEALTHY, latency=Latency(5000, timedelta(milliseconds=700))),
         "growth_relay",
         Level.NOTICE,
         "0.7 s over the last week (sample of 5,000)",
-        "relay",
+        "SPECTRAL_RELAY=nats SPECTRAL_BROKER_URL=<url> spectral relay run",
+    ),
+    "slow, and a relay runs already": (
+        replace(seen(relaying=Relaying("postgres", relays=1)), latency=Latency(5000, timedelta(milliseconds=700))),
+        "growth_relay",
+        Level.NOTICE,
+        "0.7 s over the last week",
+        "spectral relay switch nats",
+    ),
+    "interrupted partitioning": (
+        seen(partitioning=Partitioning(enabled=False, unfinished=True)),
+        "partitions_unfinished",
+        Level.NOTICE,
+        "has begun and has not ended",
+        "spectral partitions enable",
+    ),
+    "interrupted partitioning that has made a promise of days": (
+        seen(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(days=9))),
+        "partitions_unfinished",
+        Level.NOTICE,
+        "if it does not go on, publishing fails in 9 d",
+        "spectral partitions enable",
+    ),
+    "interrupted partitioning that has made a promise": (
+        seen(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(hours=7))),
+        "partitions_unfinished",
+        Level.UNHEALTHY,
+        "if it does not go on, publishing fails in 7 h",
+        "spectral partitions enable",
+    ),
+    "no month ahead": (
+        seen(partitioning=Partitioning(enabled=True)),
+        "partitions_ahead",
+        Level.ATTENTION,
+        "No month after this one has a partition",
+        "spectral partitions maintain",
+    ),
+    "rows that fit no month": (
+        seen(partitioning=Partitioning(enabled=True, ahead=3, default_rows=Amount(2))),
+        "default_partition",
+        Level.ATTENTION,
+        "2 rows are in the default partition of core.outbox",
+        "spectral partitions maintain",
+    ),
+    "nobody relays": (
+        seen(relaying=Relaying("redis", 0, (unsent(300),))),
+        "relay_missing",
+        Level.ATTENTION,
+        "Workers take events from redis, and no relay is alive that sends them there",
+        "SPECTRAL_RELAY=redis SPECTRAL_BROKER_URL=<url> spectral relay run",
+    ),
+    "the relay lags": (
+        seen(relaying=Relaying("nats", 2, (unsent(20), unsent(3)))),
+        "relay_lag",
+        Level.ATTENTION,
+        "Events wait to be sent to nats, the oldest for 20 s",
+        "spectral relay status",
     ),
 }
 
@@ -117,6 +187,12 @@ def test_twenty_million_rows_fire_both_steps_of_the_growth_plan() -> None:
     assert sorted(checks) == ["growth_partition", "growth_relay"]
 
 
+def test_what_a_brake_holds_back_is_not_held_against_the_relay() -> None:
+    relaying = Relaying("nats", 1, (unsent(300),))
+    facts = seen(relaying=relaying, brakes=(Brake("platform", NOW, "ada", "billing is down"),))
+    assert [finding.check for finding in found(facts)] == ["brake"]
+
+
 @pytest.mark.parametrize(
     "facts",
     [
@@ -128,6 +204,12 @@ def test_twenty_million_rows_fire_both_steps_of_the_growth_plan() -> None:
         replace(HEALTHY, latency=Latency(0, None)),
         # a young database has nothing to sweep
         seen(sweep=replace(SWEPT, oldest_delivered_at=NOW - timedelta(days=30))),
+        # the step is done
+        seen(tables=(replace(OUTBOX, rows=6_000_000),), partitioning=Partitioning(enabled=True, ahead=3)),
+        replace(seen(relaying=Relaying("nats", 1)), latency=Latency(5000, timedelta(seconds=2))),
+        seen(relaying=Relaying("nats", 1, (unsent(19),))),
+        # nothing has to be sent
+        seen(relaying=Relaying("postgres", 0, (unsent(300),))),
     ],
 )
 def test_what_is_no_trouble_is_not_told(facts: Facts) -> None:

@@ -13,6 +13,7 @@ from spectral.core.events.metrics import OTHER, Metric
 from spectral.core.operations.doctor import Facts
 from spectral.core.operations.gauges import gauges
 from spectral.core.operations.insights import Amount, Backlog, Brake, Holder, Lane, Snapshot
+from spectral.core.operations.insights_values import Partitioning, Relaying, Unsent
 from spectral.core.operations.verdict import Limits
 from tests.unit.test_doctor_checks import HEALTHY, NOW, OUTBOX, SNAPSHOT, SWEPT, WORKER, found
 
@@ -110,6 +111,45 @@ def test_the_sweep_is_late_when_the_doctor_says_so() -> None:
     assert of(metrics.SWEEP_LATE, look()) == {(): 0}
     assert of(metrics.SWEEP_AGE_SECONDS, look()) == {}
     assert of(metrics.SWEEP_LATE, look(sweep=None)) == {}
+
+
+def test_what_is_not_sent_yet_is_counted_by_context_and_generation_and_its_oldest_is_the_lag() -> None:
+    waits = Unsent("platform", 1, Amount(3), timedelta(seconds=4))
+    late = Unsent("platform", 1, Amount(2), timedelta(seconds=40))
+    snapshot = look(relaying=Relaying("nats", 2, (waits, late)))
+    assert of(metrics.RELAY_UNSENT, snapshot) == {("platform", "1"): 5}
+    assert of(metrics.RELAY_LAG_SECONDS, snapshot) == {("platform", "1"): 40}
+    assert of(metrics.RELAY_MODE, snapshot) == {("postgres",): 0, ("nats",): 1, ("redis",): 0}
+    assert of(metrics.RELAYS, snapshot) == {(): 2}
+
+
+def test_a_lag_has_a_series_before_there_is_one_and_none_without_a_broker() -> None:
+    assert of(metrics.RELAY_LAG_SECONDS, look(relaying=Relaying("redis", 1))) == {("platform", "1"): 0}
+    assert of(metrics.RELAY_LAG_SECONDS, look(relaying=Relaying("postgres", 0))) == {}
+    assert of(metrics.RELAY_MODE, look()) == {}
+
+
+def test_partitions_are_counted_where_there_are_any() -> None:
+    months = Partitioning(enabled=True, ahead=2, default_rows=Amount(7), droppable=1)
+    shown = (metrics.PARTITIONS_AHEAD, metrics.PARTITIONS_DEFAULT_ROWS, metrics.PARTITIONS_DROPPABLE)
+    assert [of(metric, look(partitioning=months)) for metric in shown] == [{(): 2}, {(): 7}, {(): 1}]
+    for none in (None, Partitioning(enabled=False), Partitioning(enabled=False, unfinished=True)):
+        assert [of(metric, look(partitioning=none)) for metric in shown] == [{}, {}, {}]
+
+
+def test_a_promise_of_a_conversion_is_counted_down() -> None:
+    promised = Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(minutes=1))
+    assert of(metrics.PARTITIONS_DEADLINE_SECONDS, look(partitioning=promised)) == {(): 60}
+    late = replace(promised, refuses_in=timedelta(minutes=-1))
+    assert of(metrics.PARTITIONS_DEADLINE_SECONDS, look(partitioning=late)) == {(): 0}
+    assert of(metrics.PARTITIONS_DEADLINE_SECONDS, look(partitioning=Partitioning(enabled=True, ahead=3))) == {}
+
+
+def test_a_step_that_was_taken_is_not_asked_for_again() -> None:
+    large = look(tables=(replace(OUTBOX, rows=21_000_000),), notify_queue=0.5)
+    grown = replace(large, partitioning=Partitioning(enabled=True, ahead=3), relaying=Relaying("nats", 1))
+    assert of(metrics.GROWTH_TRIGGER, large) == {("partition",): 1, ("relay",): 1}
+    assert of(metrics.GROWTH_TRIGGER, grown) == {("partition",): 0, ("relay",): 0}
 
 
 @pytest.mark.parametrize("rows", [5_000_000, 5_000_001, 20_000_001])

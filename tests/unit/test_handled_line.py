@@ -10,10 +10,11 @@ from uuid import uuid4
 
 import pytest
 
-from spectral.core.events.infrastructure.observability.handled_line import HandledLine
+from spectral.core.events.infrastructure.observability.handled_line import HandledLines, is_plain
 from spectral.core.events.infrastructure.observability.logs import LogTool
+from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
-from spectral.core.events.probe import Finished
+from spectral.core.events.probe import Finished, Stopped
 from spectral.core.events.settings import Identity
 from spectral_workers.logs import json_logger
 from tests.unit.log_notes import unconfigured_structlog
@@ -44,8 +45,8 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     note = finished(Handled(), **fields)
     stream = io.StringIO()
     LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
-    line = HandledLine(WHO, worker).of(note, AT)
-    assert line is not None
+    line = HandledLines(WHO, worker, print).of(note, AT)
+    assert is_plain(note)
     assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
     assert line.isascii()
     assert "\n" not in line
@@ -63,16 +64,26 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     ids=["already handled", "retry", "dead letter", "released", "child"],
 )
 def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
-    assert HandledLine(WHO, "me").of(note, AT) is None
     lines: list[str] = []
-    stream = io.StringIO()
-    LogTool(WHO, "me", logger=json_logger(WHO, stream), lines=lines.append).tell(note, AT)
+    HandledLines(WHO, "me", lines.append).tell(note)
     assert lines == []
+    stream = io.StringIO()
+    tool = LogTool(WHO, "me", logger=json_logger(WHO, stream), says_plain=False)
+    assert tool.wants(note)
+    tool.tell(note, AT)
     assert json.loads(stream.getvalue())["event_id"] == str(note.delivery.event_id)
 
 
-def test_the_tool_hands_over_the_finished_line() -> None:
+def test_a_plain_one_is_written_at_once_and_by_nobody_else() -> None:
     lines: list[str] = []
-    LogTool(WHO, "me", lines=lines.append).tell(finished(Handled()), AT)
+    note = finished(Handled())
+    standard_watch(WHO, "me", None, lines.append).tell(note)
     (line,) = lines
     assert json.loads(line)["status_result"] == "delivered"
+    assert not LogTool(WHO, "me", says_plain=False).wants(note)
+
+
+def test_other_notes_are_none_of_its_business() -> None:
+    lines: list[str] = []
+    HandledLines(WHO, "me", lines.append).tell(Stopped())
+    assert lines == []

@@ -21,7 +21,7 @@ from spectral.core.events.infrastructure.observability.outlet import CAPACITY, f
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral_workers.logs import LEVELS, PatientWriter, configure_logs, json_logger, missed_lines
-from spectral_workers.process import _troubles
+from spectral_workers.process import troubles
 from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, unconfigured_structlog
 
 CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]
@@ -200,14 +200,14 @@ class Stuck(io.StringIO):
 
 def test_lines_that_nobody_reads_are_dropped_and_counted_as_the_log_s() -> None:
     watch = Watch({"logs": LogTool(WHO, "me")})
-    before = _troubles(watch)["logs"]
+    before = troubles(watch)["logs"]
     stream = Stuck()
     writer = PatientWriter(stream)
     for _ in range(2 * CAPACITY + 7):  # some of them may be on their way already
         writer.msg("said")
     stream.let_go.set()
     assert flush_all(60)
-    dropped, failed = _troubles(watch)["logs"]
+    dropped, failed = troubles(watch)["logs"]
     assert dropped - before[0] == writer.dropped == 2 * CAPACITY + 7 - len(stream.getvalue().splitlines())
     assert writer.dropped >= 7
     assert failed == before[1]

@@ -11,10 +11,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from spectral.core.events import ConfigurationError, metrics
 from spectral.core.events.delivery.health import State
 from spectral.core.events.infrastructure.observability import prometheus
-from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
+from spectral.core.events.infrastructure.observability.health_samples import (
+    health_samples,
+    relay_samples,
+    trouble_samples,
+)
 from spectral.core.events.infrastructure.observability.prometheus import exposition
 from spectral.core.events.metrics import METRICS, Kind, Metric, Sample, prometheus_labels, prometheus_name
 from spectral.core.events.probe import SubstrateLost
+from spectral.core.events.relay.health import RelayHealth, RelayState
 from tests.unit.test_metrics_recorder import SECOND, finished, life, told
 from tests.unit.test_worker_process import IDLE
 
@@ -41,6 +46,36 @@ def scraped() -> bytes:
     recorder = told(*life())
     samples = [*recorder.samples(), *health_samples(IDLE), *trouble_samples({"logs": (2, 1)}), *every_gauge()]
     return exposition(samples, recorder.distributions())
+
+
+def broker_of(samples: list[Sample]) -> list[float]:
+    return [each.value for each in samples if each.metric is metrics.BROKER_CONNECTED]
+
+
+def test_a_worker_says_whether_its_broker_answers_and_nothing_if_it_needs_none() -> None:
+    assert broker_of(health_samples(IDLE)) == []
+    assert broker_of(health_samples(replace(IDLE, takes_from="nats"))) == [1]
+    assert broker_of(health_samples(replace(IDLE, takes_from="postgres", has_fallen_back=True))) == [0]
+
+
+def test_a_relay_says_so_while_it_has_to_send() -> None:
+    standing = RelayHealth(
+        state=RelayState.STANDING,
+        relay="me",
+        broker="nats",
+        mode="postgres",
+        connected=False,
+        broker_down_seconds=0.0,
+        listening=True,
+        sent=0,
+        resent=0,
+        refused=0,
+        lag_seconds=0.0,
+    )
+    assert broker_of(relay_samples(standing)) == []
+    assert broker_of(relay_samples(replace(standing, mode="nats"))) == [0]
+    assert broker_of(relay_samples(replace(standing, mode="nats", connected=True))) == [1]
+    assert broker_of(relay_samples(replace(standing, mode="redis"))) == []
 
 
 def test_every_metric_occurs_after_a_life_with_its_help_kind_and_labels() -> None:

@@ -16,6 +16,8 @@ from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.metrics import Sample
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Released, Retry
 from spectral.core.events.probe import (
+    BrokerBack,
+    BrokerLost,
     Claimed,
     Crashed,
     Discarded,
@@ -34,6 +36,9 @@ from spectral.core.events.probe import (
     Published,
     Quarantined,
     Reaped,
+    ReferencesVoid,
+    Relayed,
+    RelaySwitched,
     Replayed,
     SettleGivenUp,
     SettlementWritten,
@@ -89,6 +94,11 @@ def life() -> Iterator[Note]:
     yield EarLost("gone", SECOND)
     yield SubstrateLost("claim", "gone", SECOND)
     yield LoopBlocked(2.0)
+    yield RelaySwitched("nats")
+    yield Relayed("nats", 1, "outbox_gen_1", "platform", 9, 2, 1, 0.01, 0.2)
+    yield ReferencesVoid("platform", 3)
+    yield BrokerLost("nats", "gone", SECOND)
+    yield BrokerBack("nats", 1.0)
     yield Replayed([one.event_id], 1, "me", None)
     yield Discarded([one.event_id], "me", None)
     yield Swept(1, 1, 0.1, finished=True)
@@ -138,6 +148,11 @@ def test_a_life_is_counted() -> None:
         ("spectral.database.lost", "listen"): 1,
         ("spectral.database.lost", "claim"): 1,
         ("spectral.loop.blocked",): 1,
+        ("spectral.relay.sent", "platform"): 9,
+        ("spectral.relay.resent", "platform"): 2,
+        ("spectral.relay.refused", "platform"): 1,
+        ("spectral.relay.void", "platform"): 3,
+        ("spectral.broker.lost", "nats"): 1,
     }
 
 

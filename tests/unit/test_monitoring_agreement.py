@@ -9,10 +9,10 @@ from typing import Final
 import pytest
 
 from spectral.core.events.metrics import Sample, prometheus_labels, prometheus_name
-from spectral.core.operations.doctor import checks_growth
+from spectral.core.operations.doctor import checks_growth, checks_partitions
 from spectral.core.operations.gauges import gauges
 from spectral.core.operations.insights import Amount, Brake, Holder, Snapshot
-from spectral.core.operations.insights_values import Table
+from spectral.core.operations.insights_values import Partitioning, Relaying, Table, Unsent
 from spectral.core.operations.monitoring import alerts
 from spectral.core.operations.monitoring.alerts import Group
 from spectral.core.operations.verdict_rules import delivery_findings
@@ -33,6 +33,9 @@ _GROWTH: Final = (
     checks_growth.find_overdue_sweep,
     checks_growth.find_size,
     checks_growth.find_need_of_a_broker,
+    checks_partitions.find_half_done_partitions,
+    checks_partitions.find_missing_months,
+    checks_partitions.find_stray_rows,
 )
 
 
@@ -64,6 +67,11 @@ def swept(days: float) -> SweepState:
     return SweepState(now=NOW, sweeping=None, last=None, completed_at=completed, oldest_delivered_at=None)
 
 
+def relaying(seconds: float) -> Relaying:
+    return Relaying("nats", 1, (Unsent("platform", 7, Amount(3), timedelta(seconds=seconds)),))
+
+
+MONTHS: Final = Partitioning(enabled=True, ahead=3)
 ELSEWHERE: Final = replace(backlog(), generation=6, generation_status="draining")
 CASES: Final = (
     case("nothing waits", look()),
@@ -142,6 +150,45 @@ CASES: Final = (
         look(tables=(outbox(21_000_000),)),
         "growth_partition growth_relay",
         "SpectralGrowthPartition SpectralGrowthRelay",
+    ),
+    case("very large, and grown up", look(tables=(outbox(21_000_000),), partitioning=MONTHS, relaying=relaying(0))),
+    case(
+        "no month ahead",
+        look(partitioning=replace(MONTHS, ahead=0)),
+        "partitions_ahead",
+        "SpectralPartitionsMissing",
+    ),
+    case(
+        "rows that fit no month",
+        look(partitioning=replace(MONTHS, default_rows=Amount(1))),
+        "default_partition",
+        "SpectralDefaultPartition",
+    ),
+    case(
+        "half-way to months",
+        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(days=2))),
+        "partitions_unfinished",
+    ),
+    case(
+        "half-way to months, and soon too late",
+        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(hours=23))),
+        "partitions_unfinished",
+        "SpectralPartitionsUnfinished",
+    ),
+    case("the relay lags", look(relaying=relaying(20)), "relay_lag", "SpectralRelayLag"),
+    case("not quite", look(relaying=relaying(19))),
+    case(
+        "there is none",
+        look(relaying=replace(relaying(90), relays=0)),
+        "relay_missing",
+        "SpectralRelayMissing",
+    ),
+    case("none is needed", look(relaying=Relaying("postgres", 0))),
+    case(
+        "the relay lags, on purpose",
+        look(relaying=relaying(90), brakes=(Brake("platform", NOW, "ada", "billing is down"),)),
+        "brake",
+        "SpectralBrakeForgotten",
     ),
 )
 

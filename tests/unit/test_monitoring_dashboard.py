@@ -32,7 +32,7 @@ def titled(panel: dict[str, Any]) -> str:
 
 def test_its_rows_are_the_questions_in_the_order_one_asks_them() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows == ["Now", "Handlers", "DLQ", "Ears & workers", "Database", "Probe"]
+    assert rows == ["Now", "Handlers", "DLQ", "Ears & workers", "Database", "Relay & partitions", "Probe"]
 
 
 def test_panels_have_ids_and_places_of_their_own() -> None:

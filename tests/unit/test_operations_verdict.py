@@ -10,7 +10,7 @@ import pytest
 
 from spectral.core.operations.insights import Amount, Backlog, Brake, Deployment, Holder, Lane, Snapshot, Worker
 from spectral.core.operations.insights_rates import rates
-from spectral.core.operations.insights_values import COUNT_CAP, Table
+from spectral.core.operations.insights_values import COUNT_CAP, Relaying, Table
 from spectral.core.operations.verdict import Level, Limits, Verdict, judge
 from spectral.core.operations.verdict_words import several, spoken
 
@@ -73,6 +73,19 @@ def test_delivering_says_how_much() -> None:
     verdict = judge(look(backlogs=(busy,), lanes=(lane(),)))
     assert verdict.level is Level.OK
     assert told(verdict) == "Delivering: 1 worker of generation 7, 3 events wait, 2 in flight, 1 due later."
+
+
+def test_a_broker_in_between_is_worth_a_sentence() -> None:
+    verdict = judge(look(relaying=Relaying("nats", 2)))
+    assert verdict.level is Level.OK
+    assert verdict.sentences[-1].text == "Workers take events from nats; 2 relays send them there."
+    assert "postgres" not in told(judge(look(relaying=Relaying("postgres", 2))))
+
+
+def test_a_broker_to_which_nobody_sends_needs_attention() -> None:
+    verdict = judge(look(relaying=Relaying("redis", 0)))
+    assert verdict.level is Level.ATTENTION
+    assert "no relay is alive that sends them there" in told(verdict)
 
 
 def test_down_with_nothing_waiting_needs_attention_only() -> None:

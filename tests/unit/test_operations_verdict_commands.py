@@ -57,4 +57,4 @@ def test_the_command_exists_and_takes_these_arguments(command: str) -> None:
     while isinstance(found, TyperGroup):
         name, *arguments = arguments
         found = found.commands[name]
-    assert found.make_context(found.name, arguments).params.keys() >= {"as_json"} or found.name == "worker"
+    assert found.make_context(found.name, arguments).params.keys() >= {"as_json"} or found.name in {"worker", "run"}

@@ -11,6 +11,7 @@ from spectral.core.embedded import PostgresServer, database_of
 from spectral.core.migrations import bundled_directory, up
 from spectral.platform.agent_tasks.operations import MIGRATIONS
 from tests.integration.agent_tasks.desk import Desk
+from tests.memory import copy_of
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +26,6 @@ def tasks_template(postgres: PostgresServer, migrated_template: str) -> Iterator
 
 @pytest.fixture
 def desk(postgres: PostgresServer, tasks_template: str) -> Iterator[Desk]:
-    dsn = postgres.create_database(template=tasks_template)
+    dsn = copy_of(postgres, tasks_template)
     yield Desk(dsn)
     postgres.drop_database(database_of(dsn))

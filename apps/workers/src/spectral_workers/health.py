@@ -1,7 +1,7 @@
-"""How the worker is, over HTTP. In a thread of its own, so that it answers while a handler blocks the event loop.
+"""How the worker is, or the relay, over HTTP. In a thread of its own, so that it answers while the loop is blocked.
 
-    /live     200 unless the worker is dead: restart it then
-    /ready    200 if it takes on work: idle, busy or degraded
+    /live     200 unless it is dead: restart it then
+    /ready    200 if it takes on work: a worker that is idle, busy or degraded, a relay that is standing or sending
     /health   the same in numbers, as JSON; 503 when dead
     /metrics  for Prometheus, one scrape at a time
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from spectral.core.events.delivery.health import Health
+    from spectral.core.events.relay.health import RelayHealth
+
+    Asked = Callable[[], Health | RelayHealth]
+    """How whoever is asked about is now."""
 
     Accepted = socket.socket | tuple[bytes, socket.socket]
     """What socketserver takes for a request: of TCP it is the connection."""
@@ -40,7 +44,7 @@ _AT_ONCE: Final = 32
 _A_MOMENT: Final = 0.1
 _JSON: Final = "application/json"
 _EXPOSITION: Final = "text/plain; version=0.0.4; charset=utf-8"
-_NO_METRICS: Final = "there are no metrics here; pip install 'spectral-events[metrics]' and start the worker again"
+_NO_METRICS: Final = "there are no metrics here; pip install 'spectral-events[metrics]' and start it again"
 
 
 class Address(NamedTuple):
@@ -51,9 +55,7 @@ class Address(NamedTuple):
 
 
 @contextmanager
-def health_endpoint(
-    address: Address, health: Callable[[], Health], metrics: Callable[[], bytes] | None = None
-) -> Iterator[Address]:
+def health_endpoint(address: Address, health: Asked, metrics: Callable[[], bytes] | None = None) -> Iterator[Address]:
     """Answer while the block runs; gives the address with the port that was taken.
 
     `metrics` gives the text of a scrape. It may be slow or fail: that is told to whoever scrapes, and to nobody else.
@@ -82,7 +84,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 128
 
-    def __init__(self, address: Address, health: Callable[[], Health], metrics: Callable[[], bytes] | None) -> None:
+    def __init__(self, address: Address, health: Asked, metrics: Callable[[], bytes] | None) -> None:
         self.health = health
         self.metrics = metrics
         self.scraping = threading.Lock()

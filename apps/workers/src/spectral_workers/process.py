@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError
@@ -36,7 +36,7 @@ from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
@@ -87,14 +87,24 @@ def run_worker(order: Order) -> int:
     lines = configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
     watched = _Watched.of(order, identity, lines)
+    return run_to_the_end(lambda: _work(watched, consumers, signals), watched.watch, end_telemetry)
+
+
+def run_to_the_end(
+    work: Callable[[], Coroutine[Any, Any, int]], watch: Watch, end_telemetry: Callable[[], None]
+) -> int:
+    """Run this on a loop of its own, and see to it that what was told last is written; the exit code is the answer.
+
+    It does not return if something is left behind that would keep the process: it leaves.
+    """
     loop = _new_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="spectral-threads")
     loop.set_default_executor(executor)
     try:
-        code = loop.run_until_complete(_work(watched, consumers, signals))
+        code = loop.run_until_complete(work())
     finally:
         is_quiet = _quieten(loop, executor)
-        _flush(watched.watch)  # first, for spans end there
+        _flush(watch)  # first, for spans end there
         end_telemetry()
     if not is_quiet or not _is_written():
         leave(code)
@@ -150,7 +160,7 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         if pushes:
             otel_metrics.observe(read)
         if order.health is not None:
-            metrics = None if watched.recorder is None else partial(_scrape, watched.recorder, read)
+            metrics = None if watched.recorder is None else partial(scrape, watched.recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
             log = EventLogger("spectral.worker", dict)
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
@@ -168,18 +178,18 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
 
 def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
     """How the worker is now, what its tools missed, and what the emitter has measured."""
-    return [*health_samples(listener.health()), *trouble_samples(_troubles(watch)), *emitter.samples()]
+    return [*health_samples(listener.health()), *trouble_samples(troubles(watch)), *emitter.samples()]
 
 
-def _troubles(watch: Watch) -> dict[str, tuple[int, int]]:
+def troubles(watch: Watch) -> dict[str, tuple[int, int]]:
     """What the tools missed; the log also what it was told in time and could not write."""
-    troubles = watch.troubles()
-    dropped, failed = troubles.get("logs", (0, 0))
+    known = watch.troubles()
+    dropped, failed = known.get("logs", (0, 0))
     missed = missed_lines()
-    return troubles | {"logs": (dropped + missed[0], failed + missed[1])}
+    return known | {"logs": (dropped + missed[0], failed + missed[1])}
 
 
-def _scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:
+def scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:
     """What was counted and what is read, for Prometheus."""
     return prometheus.exposition([*recorder.samples(), *read()], recorder.distributions())
 

@@ -11,10 +11,12 @@ import random
 import secrets
 import socket
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack, overload
 
+from spectral.core.events.broker import BrokerLane
+from spectral.core.events.broker_settings import BrokerSettings, RelaySettings
 from spectral.core.events.consumer import Consumer
 from spectral.core.events.delivery.desk import Desk
 from spectral.core.events.delivery.listener import Listener
@@ -22,12 +24,24 @@ from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.envelope import EventEnvelope  # noqa: TC001  read from the annotation of a handler
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
+from spectral.core.events.relay.process import Relay
+from spectral.core.events.relay.receive import ReceiveLoop, Source
+from spectral.core.events.relay.reception import BrokerReception
+from spectral.core.events.relay.sending import Way
 from spectral.core.events.routes import Routes
-from spectral.core.events.settings import DatabaseSettings, Identity, PublishSettings, WorkerSettings
+from spectral.core.events.settings import (
+    GENERATION_VARIABLE,
+    DatabaseSettings,
+    Identity,
+    PublishSettings,
+    WorkerSettings,
+    parse_generation,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
+    from spectral.core.events.broker import BrokerReceiver, Reference
     from spectral.core.events.delivery.shift import Connections
     from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher, SyncOutboxPublisher
     from spectral.core.events.probe import Probe
@@ -121,12 +135,14 @@ class WorkerOptions(TypedDict, total=False):
 
     settings: what it is and how much it takes on.
     database: how to reach the database.
+    broker: how to reach the broker from which it takes while the database says so; none: it never does.
     environ: the environment to read instead of the process's own.
     probe: who is told what happens, instead of the log, OpenTelemetry and Sentry.
     """
 
     settings: WorkerSettings
     database: DatabaseSettings
+    broker: BrokerSettings | None
     environ: Mapping[str, str]
     probe: Probe
 
@@ -136,7 +152,8 @@ def worker(*consumers: Consumer, **options: Unpack[WorkerOptions]) -> Listener:
 
     From the environment: `SPECTRAL_DATABASE_URL`, `DATABASE_URL` or the PG* variables name the database,
     `SPECTRAL_DIRECT_URL` another way to it for the connections that must not go through a transaction pooler;
-    `SPECTRAL_GENERATION` and the others are those of `WorkerSettings.from_environ`.
+    `SPECTRAL_GENERATION` and the others are those of `WorkerSettings.from_environ`, `SPECTRAL_RELAY` and
+    `SPECTRAL_BROKER_URL` those of `BrokerSettings.from_environ`.
 
     Raises:
         ConfigurationError: a variable is missing or makes no sense, or the consumers do not fit together.
@@ -179,12 +196,15 @@ def named(settings: WorkerSettings) -> WorkerSettings:
     """The same settings, with a name that no other worker has unless they have one already."""
     if settings.name:
         return settings
-    return replace(settings, name=f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}")
+    return replace(settings, name=_unique_name())
+
+
+def _unique_name() -> str:
+    return f"{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def _listener(routes: Routes, options: WorkerOptions) -> Listener:
-    settings = options.get("settings") or WorkerSettings.from_environ(_environ(options))
-    settings = named(settings)
+    settings = named(options.get("settings") or WorkerSettings.from_environ(_environ(options)))
     database = options.get("database") or DatabaseSettings.from_environ(_environ(options))
     identity = Identity.from_environ(_environ(options), settings.generation)
     probe = options.get("probe") or _standard_watch(identity, settings.name)
@@ -193,5 +213,88 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     # psycopg and structlog come with these; a publisher on another driver does without
     postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")
     connections: Connections = postgres.connections(database.dsn, direct, settings, shared, routes.contexts)
+    broker = options["broker"] if "broker" in options else BrokerSettings.from_environ(_environ(options))
+    if broker is not None:
+        reception = _reception(broker, database.dsn, settings, routes, probe)
+        connections = replace(connections, claims=reception, reception=reception)
     logger_for = partial(logs.handler_logger, identity=identity)
     return Listener(connections, Desk(settings, routes, probe, logger_for, random.random))
+
+
+def _reception(
+    broker: BrokerSettings, dsn: str, settings: WorkerSettings, routes: Routes, probe: Probe
+) -> BrokerReception:
+    """The claims of a worker that may take from a broker."""
+    room = _broker_room(broker, "Receiver")
+    lanes = [
+        lane
+        for generation in settings.generations()
+        for channel in settings.claimed_channels()
+        for context in routes.contexts
+        if (lane := BrokerLane(generation, channel, context)).is_valid
+    ]
+
+    def handles(reference: Reference) -> bool:
+        return any(
+            line.context == reference.lane.context
+            and (line.event_types is None or reference.event_type in line.event_types)
+            for line in routes.lines
+        )
+
+    @cache  # one, which may be opened again: it knows what it was handed before
+    def receiver_for(prefix: str) -> BrokerReceiver:
+        receiver: BrokerReceiver = room(broker, prefix, settings.name)
+        return receiver
+
+    source = Source(receiver_for, broker, lanes, handles)
+    claims = import_module(f"{_ROOM}.postgres.relay_claims").PostgresReferencedClaims(dsn, settings)
+    return BrokerReception(claims, ReceiveLoop(source, settings.times, probe), broker, probe)
+
+
+class RelayOptions(TypedDict, total=False):
+    """What a relay may be given, as `WorkerOptions`; settings: how it goes about it."""
+
+    settings: RelaySettings
+    broker: BrokerSettings
+    database: DatabaseSettings
+    environ: Mapping[str, str]
+    probe: Probe
+
+
+def relay(**options: Unpack[RelayOptions]) -> Relay:
+    """A relay that sends references to rows that are due to a broker. Make it inside a running event loop.
+
+    From the environment: the database as for `worker`, `SPECTRAL_RELAY` and `SPECTRAL_BROKER_URL`.
+
+    Raises:
+        ConfigurationError: a variable is missing or makes no sense, or the broker's driver is not installed.
+    """
+    environ = options.get("environ", os.environ)
+    broker = options.get("broker") or BrokerSettings.from_environ(environ)
+    if broker is None:
+        raise ConfigurationError("no broker is named; set SPECTRAL_RELAY=nats or redis, and SPECTRAL_BROKER_URL")
+    settings = options.get("settings") or RelaySettings()
+    if not settings.name:
+        settings = replace(settings, name=f"relay-{_unique_name()}")
+    database = options.get("database") or DatabaseSettings.from_environ(environ)
+    generation = parse_generation(environ.get(GENERATION_VARIABLE) or "0")
+    probe = options.get("probe") or _standard_watch(
+        Identity.from_environ(environ, generation, "spectral-relay"), settings.name
+    )
+    room = _broker_room(broker, "Sender")
+    stores, ears = import_module(f"{_ROOM}.postgres.relay_store"), import_module(f"{_ROOM}.postgres.relay_ear")
+    store = stores.PostgresRelayStore(database.dsn, settings.name, settings.answer)
+    ear = ears.PostgresRelayEar(database.direct_dsn or database.dsn, settings.name, settings.answer)
+    return Relay(Way(store, lambda prefix: room(broker, prefix), broker.kind), ear, settings, probe)
+
+
+def _broker_room(broker: BrokerSettings, side: str) -> Callable[..., Any]:
+    """The adapter's class; its driver is an extra that may not be installed."""
+    try:
+        module = import_module(f"{_ROOM}.{broker.kind}")
+    except ImportError as missing:
+        raise ConfigurationError(
+            f"the driver of {broker.kind} is not installed; run: pip install 'spectral-events[{broker.kind}]'"
+        ) from missing
+    adapter: Callable[..., Any] = getattr(module, f"{broker.kind.capitalize()}{side}")
+    return adapter

@@ -25,6 +25,15 @@ NAMES: Final = (
     "reap.after",
     "ear.opened",
 )
+"""Of every worker."""
+
+RELAY_NAMES: Final = (
+    "relay.taken",  # rows are stamped, the broker has not heard of them
+    "relay.sent",  # the broker has them
+    "acknowledge.before",  # rows are claimed, the broker does not know
+    "acknowledge.after",
+)
+"""Of a relay, and of a worker that takes from a broker."""
 
 _armed: Failpoint | None = None
 

@@ -229,6 +229,30 @@ DATABASE_LOST: Final = _counter(
     "spectral.database.lost", "{failure}", "Requests to the database that failed and were tried again.", ("doing",)
 )
 LOOP_BLOCKED: Final = _counter("spectral.loop.blocked", "{report}", "Reports that a handler blocked the event loop.")
+RELAY_SENT: Final = _counter(
+    "spectral.relay.sent", "{reference}", "References to rows that the relay sent to the broker.", _CONTEXT
+)
+RELAY_RESENT: Final = _counter(
+    "spectral.relay.resent",
+    "{reference}",
+    "Of these, sent again because their messages were given up for lost.",
+    _CONTEXT,
+)
+RELAY_REFUSED: Final = _counter(
+    "spectral.relay.refused", "{reference}", "References that the broker refused for want of room.", _CONTEXT
+)
+RELAY_VOID: Final = _counter(
+    "spectral.relay.void",
+    "{reference}",
+    "References that a worker received and that named nothing to claim any more.",
+    _CONTEXT,
+)
+BROKER_LOST: Final = _counter(
+    "spectral.broker.lost",
+    "{loss}",
+    "Times this process lost the broker; a worker then claims from Postgres.",
+    ("broker",),
+)
 PROBE_DROPPED: Final = _counter(
     "spectral.probe.dropped", "{note}", "Notes dropped because a tool that watches was too slow.", ("tool",)
 )
@@ -246,6 +270,10 @@ EAR_CONNECTED: Final = _gauge("spectral.ear.connected", "1", "1 while the worker
 EAR_DOWN_SECONDS: Final = _gauge("spectral.ear.down.seconds", "s", "For how long the worker has not been listening.")
 LOOP_BLOCKED_SECONDS: Final = _gauge(
     "spectral.loop.blocked.seconds", "s", "For how long the worker's event loop has not moved."
+)
+
+BROKER_CONNECTED: Final = _gauge(
+    "spectral.broker.connected", "1", "1 while the broker answers this process, 0 while it does not; none without one."
 )
 
 # The database, as the elected emitter reads it
@@ -281,6 +309,35 @@ SWEEP_AGE_SECONDS: Final = _gauge("spectral.sweep.age.seconds", "s", "How long a
 SWEEP_LATE: Final = _gauge("spectral.sweep.late", "1", "1 if no sweep has run for too long, by the doctor's rule.")
 GROWTH_TRIGGER: Final = _gauge(
     "spectral.growth.trigger", "1", "1 if measured figures ask for this step of growth: partition or relay.", ("step",)
+)
+RELAY_MODE: Final = _gauge(
+    "spectral.relay.mode", "1", "1 for what workers are to take events from: postgres, nats or redis.", ("mode",)
+)
+RELAYS: Final = _gauge("spectral.relays", "{relay}", "Relay processes that are alive.")
+RELAY_UNSENT: Final = _gauge(
+    "spectral.relay.unsent",
+    "{event}",
+    "Events that are due and that no relay has sent, while there is a broker.",
+    _PLACE,
+)
+RELAY_LAG_SECONDS: Final = _gauge(
+    "spectral.relay.lag.seconds", "s", "For how long the oldest of them has been due.", _PLACE
+)
+PARTITIONS_AHEAD: Final = _gauge(
+    "spectral.partitions.ahead",
+    "{month}",
+    "Months after this one that have a partition; none if there are no partitions.",
+)
+PARTITIONS_DEFAULT_ROWS: Final = _gauge(
+    "spectral.partitions.default.rows", "{row}", "Rows in the default partition, which fit no month."
+)
+PARTITIONS_DROPPABLE: Final = _gauge(
+    "spectral.partitions.droppable", "{partition}", "Partitions whose rows are all over and past their retention."
+)
+PARTITIONS_DEADLINE_SECONDS: Final = _gauge(
+    "spectral.partitions.deadline.seconds",
+    "s",
+    "In how long publishing fails unless a conversion to partitions that stopped half-way goes on or is taken back.",
 )
 BRAKE: Final = _gauge("spectral.brake", "1", "1 for a context whose delivery is braked.", _CONTEXT)
 WORKERS: Final = _gauge("spectral.workers", "{worker}", "Workers that are alive.", ("generation",))

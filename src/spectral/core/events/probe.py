@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from spectral.core.events.describe import describe
 
@@ -287,6 +287,65 @@ class Swept:
     finished: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """References to rows of one lane were sent to a broker; `resent` of them once more, for they seemed lost.
+
+    seconds: from taking them to the broker's answer. lag: for how many seconds the oldest of them had been due.
+    refused: so many the broker had no room for; they stay for later and are not among the rows.
+    """
+
+    broker: str
+    generation: int
+    channel: str
+    context: str
+    rows: int
+    resent: int
+    refused: int
+    seconds: float
+    lag: float
+
+
+UNREADABLE: Final = "-"
+"""Stands for the context of messages that are no references."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencesVoid:
+    """So many references led to no claim: somebody has the row, or had it, or it is in another life by now."""
+
+    context: str
+    references: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLost:
+    """The broker is gone: a worker claims from the database meanwhile, a relay waits."""
+
+    broker: str
+    error: str
+    retry_in: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerBack:
+    """The broker is there, for the first time or after so many seconds.
+
+    advice: what its operator should change, as far as this process has not said so before.
+    """
+
+    broker: str
+    down_seconds: float
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySwitched:
+    """From now on rows are taken from there, as far as this process is concerned: postgres, or its broker."""
+
+    mode: str
+
+
 DeliveryNote: TypeAlias = (
     Published
     | HandlerRan
@@ -306,10 +365,13 @@ DeliveryNote: TypeAlias = (
 WorkerNote: TypeAlias = EarOpened | EarLost | SubstrateLost | LoopBlocked | Started | Stopping | Stopped | Crashed
 """Of the worker itself."""
 
+RelayNote: TypeAlias = Relayed | ReferencesVoid | BrokerLost | BrokerBack | RelaySwitched
+"""Of the way over a broker."""
+
 OperatorNote: TypeAlias = Replayed | Discarded | Swept
 """Of what a person, an agent or a timer did."""
 
-Note: TypeAlias = DeliveryNote | WorkerNote | OperatorNote
+Note: TypeAlias = DeliveryNote | WorkerNote | RelayNote | OperatorNote
 
 
 class Activity(Protocol):

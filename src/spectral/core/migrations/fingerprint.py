@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from psycopg import Connection
 
-# Partitions are left out: they come and go with the months, not with migrations. Type names are joined by hand
-# because format_type() answers differently under another search_path.
+# Partitions are left out: they come and go with the months, not with migrations. A table that was partitioned by
+# `spectral partitions enable` looks as it did before, and so does one on the way there: that is no change by hand. Its
+# key has the partition's column too, and a key that cannot have it is its partitions' own. Type names are joined by
+# hand because format_type() answers differently under another search_path.
 _OBJECTS = """\
 with
 -- every type by a name that does not depend on the search_path
@@ -34,12 +36,19 @@ types as (
 ),
 -- tables, views and sequences of the schema that a migration made
 relations as (
-    select c.oid, n.nspname || '.' || c.relname as name, c.relkind, c.relrowsecurity, c.relforcerowsecurity,
+    select c.oid, n.nspname || '.' || c.relname as name, case c.relkind when 'p' then 'r' else c.relkind end as relkind,
+        c.relkind = 'p' as is_partitioned, c.relrowsecurity, c.relforcerowsecurity,
         case when c.relkind in ('v', 'm') then c.reloptions end as view_options,
         exists (select from pg_catalog.aclexplode(c.relacl) where grantee = 0) as open_to_public
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     where n.nspname = 'core' and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') and not c.relispartition
+      and c.relname not in ('outbox_partitioned', 'event_handled_hashed')
+),
+-- what a conversion to partitions has put there, or takes away, for its own use
+passing (name) as (
+    values ('outbox_before_pkey'), ('outbox_before_id_key'), ('outbox_before_boundary'), ('outbox_child_key'),
+        ('event_handled_mirror')
 ),
 -- a function's body, and everything that decides as whom and how it runs
 functions as (
@@ -73,12 +82,14 @@ triggers as (
     join pg_catalog.pg_trigger g on g.tgrelid = r.oid and not g.tgisinternal
     join pg_catalog.pg_proc p on p.oid = g.tgfoid
     join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+    where g.tgname not in (select passing.name from passing)
 ),
 -- not-null constraints are left to the columns: they have rows of their own from Postgres 18 on
 constraints as (
     select k.conname || ' on ' || r.name as name, row(k.contype, k.convalidated)::text as facts
     from relations r
     join pg_catalog.pg_constraint k on k.conrelid = r.oid and k.contype in ('c', 'f', 'p', 'u', 'x')
+    where k.conname not in (select passing.name from passing)
 ),
 indexes as (
     select c.relname || ' on ' || r.name as name,
@@ -86,10 +97,12 @@ indexes as (
             select string_agg(coalesce(a.attname, '?'), ', ' order by key.position)
             from unnest(i.indkey) with ordinality as key (attnum, position)
             left join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attnum = key.attnum and key.attnum <> 0
+            where not (r.is_partitioned and i.indisunique and coalesce(a.attname = 'created_at', false))
         ))::text as facts
     from relations r
     join pg_catalog.pg_index i on i.indrelid = r.oid
     join pg_catalog.pg_class c on c.oid = i.indexrelid
+    where c.relname not in (select passing.name from passing)
 ),
 policies as (
     select y.polname || ' on ' || r.name as name, row(y.polcmd, y.polpermissive)::text as facts
@@ -102,11 +115,20 @@ definitions as (
     from relations r
     join pg_catalog.pg_trigger g on g.tgrelid = r.oid and not g.tgisinternal
     union all
-    select 'constraint ' || k.conname || ' on ' || r.name, pg_catalog.pg_get_constraintdef(k.oid)
+    select 'constraint ' || k.conname || ' on ' || r.name,
+        case when r.is_partitioned and k.contype in ('p', 'u')
+            then replace(pg_catalog.pg_get_constraintdef(k.oid), ', created_at)', ')')
+            else pg_catalog.pg_get_constraintdef(k.oid)
+        end
     from relations r
     join pg_catalog.pg_constraint k on k.conrelid = r.oid and k.contype in ('c', 'f', 'p', 'u', 'x')
     union all
-    select 'index ' || c.relname || ' on ' || r.name, pg_catalog.pg_get_indexdef(c.oid)
+    select 'index ' || c.relname || ' on ' || r.name,
+        case when r.is_partitioned and i.indisunique
+            then replace(replace(pg_catalog.pg_get_indexdef(c.oid), ' ON ONLY ', ' ON '), ', created_at)', ')')
+            when r.is_partitioned then replace(pg_catalog.pg_get_indexdef(c.oid), ' ON ONLY ', ' ON ')
+            else pg_catalog.pg_get_indexdef(c.oid)
+        end
     from relations r
     join pg_catalog.pg_index i on i.indrelid = r.oid
     join pg_catalog.pg_class c on c.oid = i.indexrelid

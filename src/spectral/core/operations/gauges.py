@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.events import metrics
+from spectral.core.events.broker_settings import NO_BROKER, BrokerKind
 from spectral.core.events.metrics import BoundedLabels, Sample
 from spectral.core.operations import growth
 from spectral.core.operations.insights_values import EVERY_CONTEXT
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     Reading = tuple[Metric, tuple[str, ...], float]
 
-_OLDEST: Final = frozenset({metrics.BACKLOG_OLDEST_SECONDS, metrics.XMIN_AGE, metrics.XMIN_SECONDS})
+_OLDEST: Final = frozenset(
+    {metrics.BACKLOG_OLDEST_SECONDS, metrics.RELAY_LAG_SECONDS, metrics.XMIN_AGE, metrics.XMIN_SECONDS}
+)
 """Of several under the same labels the largest counts; of everything else the sum."""
 
 
@@ -44,6 +47,8 @@ def _readings(snapshot: Snapshot, limits: Limits) -> Iterator[Reading]:
     yield from _pressure(snapshot)
     yield from _sweep(snapshot)
     yield from _growth(snapshot, limits)
+    yield from _relay(snapshot)
+    yield from _partitions(snapshot)
 
 
 def _delivery(snapshot: Snapshot) -> Iterator[Reading]:
@@ -109,6 +114,34 @@ def _sweep(snapshot: Snapshot) -> Iterator[Reading]:
 def _growth(snapshot: Snapshot, limits: Limits) -> Iterator[Reading]:
     yield metrics.GROWTH_TRIGGER, ("partition",), any(growth.reasons_to_partition(snapshot, limits))
     yield metrics.GROWTH_TRIGGER, ("relay",), any(growth.reasons_to_relay(snapshot, limits))
+
+
+def _relay(snapshot: Snapshot) -> Iterator[Reading]:
+    relaying = snapshot.relaying
+    if relaying is None:
+        return
+    for mode in (NO_BROKER, *BrokerKind):
+        yield metrics.RELAY_MODE, (mode,), relaying.mode == mode
+    yield metrics.RELAYS, (), relaying.relays
+    if relaying.is_on:
+        for context, generation in _served(snapshot):
+            # As with the backlog: what is not there cannot be seen to grow. A broadcast is split before it is sent.
+            if context != EVERY_CONTEXT:
+                yield metrics.RELAY_UNSENT, (context, str(generation)), 0
+                yield metrics.RELAY_LAG_SECONDS, (context, str(generation)), 0
+    for unsent in relaying.unsent:
+        yield metrics.RELAY_UNSENT, (unsent.context, str(unsent.generation)), unsent.rows.value
+        yield metrics.RELAY_LAG_SECONDS, (unsent.context, str(unsent.generation)), _seconds(unsent.oldest)
+
+
+def _partitions(snapshot: Snapshot) -> Iterator[Reading]:
+    layout = snapshot.partitioning
+    if layout is not None and layout.refuses_in is not None:
+        yield metrics.PARTITIONS_DEADLINE_SECONDS, (), _seconds(layout.refuses_in)
+    if layout is not None and layout.enabled:
+        yield metrics.PARTITIONS_AHEAD, (), layout.ahead
+        yield metrics.PARTITIONS_DEFAULT_ROWS, (), layout.default_rows.value
+        yield metrics.PARTITIONS_DROPPABLE, (), layout.droppable
 
 
 def _seconds(span: timedelta | None) -> float:

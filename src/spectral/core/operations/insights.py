@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from spectral.core.operations import insights_sql as statements
+from spectral.core.operations.insights_growth import read_partitioning, read_relaying
 from spectral.core.operations.insights_values import (
     COUNT_CAP,
     EVERY_CONTEXT,
@@ -91,6 +92,8 @@ async def take_snapshot(database: Database) -> Snapshot:
             tables=tuple(await database.rows(statements.TABLES, into=Table)),
             holders=tuple(await database.rows(statements.HOLDERS, bounds, into=Holder)),
             sweep=await last_sweep(database),
+            relaying=await read_relaying(database),
+            partitioning=await read_partitioning(database),
             windows=WINDOWS,
         )
 

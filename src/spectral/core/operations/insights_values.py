@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.channels import DEFAULT_CHANNEL
 
 if TYPE_CHECKING:
@@ -156,11 +157,58 @@ class Holder:
     since: timedelta | None
 
 
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Rows of a context and generation that are due and that no relay has sent; oldest: for how long the first was."""
+
+    context: str
+    generation: int
+    rows: Amount
+    oldest: timedelta | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relaying:
+    """What workers are to take events from: `mode` is postgres, nats or redis. relays: those that are alive.
+
+    unsent: nothing is counted while the mode is postgres, for nothing has to be sent.
+    """
+
+    mode: str
+    relays: int
+    unsent: tuple[Unsent, ...] = ()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a broker in between."""
+        return self.mode != NO_BROKER
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """How the outbox is laid out: in months (`enabled`), on the way there (`unfinished`), or as one table.
+
+    dedup: whether the dedup records are laid out by hash.
+    refuses_in: until when a conversion under way has to go on, or publishing fails. ahead: months after this one that
+    have a partition. default_rows: rows that fit no month. droppable: partitions whose rows are all over and past their
+    retention.
+    """
+
+    enabled: bool
+    unfinished: bool = False
+    refuses_in: timedelta | None = None
+    ahead: int = 0
+    default_rows: Amount = NOTHING
+    droppable: int = 0
+    dedup: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """One look, at one instant of the database's clock. Counts stop at the cap; lists are bounded and say so.
 
     activity_visible: else states and ages of other logins' backends are hidden (`grant pg_monitor` shows them).
+    relaying, partitioning: none in a schema that waits for the migrations that bring them.
     """
 
     taken_at: datetime
@@ -177,6 +225,8 @@ class Snapshot:
     tables: tuple[Table, ...] = ()
     holders: tuple[Holder, ...] = ()
     sweep: SweepState | None = None
+    relaying: Relaying | None = None
+    partitioning: Partitioning | None = None
     windows: dict[str, str] = field(default_factory=dict)
 
     @property

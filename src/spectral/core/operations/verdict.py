@@ -88,5 +88,8 @@ def _goings_on(snapshot: Snapshot) -> Iterator[Sentence]:
             yield Sentence(
                 f"{name} has drained; no worker runs it any more.", Level.OK, words.retire(deployment.generation)
             )
+    if snapshot.relaying is not None and snapshot.relaying.is_on and snapshot.relaying.relays:
+        relays = several(snapshot.relaying.relays, "relay sends", "relays send")
+        yield Sentence(f"Workers take events from {snapshot.relaying.mode}; {relays} them there.")
     if snapshot.lanes_capped:
         yield Sentence(f"Only the first {len(snapshot.lanes)} lanes (generation, channel, context) were counted.")

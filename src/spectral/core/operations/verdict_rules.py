@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from spectral.core.events.channels import DEFAULT_CHANNEL
 from spectral.core.operations import verdict_words as words
 from spectral.core.operations.insights_values import EVERY_CONTEXT, NOTHING
+from spectral.core.operations.verdict_relay import find_missing_relay, find_relay_lag
 from spectral.core.operations.verdict_values import Finding, Level
 from spectral.core.operations.verdict_words import several, spoken
 
@@ -221,6 +222,8 @@ RULES: Final[tuple[Rule, ...]] = (
     find_unheard_classes,
     find_waiting_broadcasts,
     find_late,
+    find_missing_relay,
+    find_relay_lag,
     find_stale_claims,
     find_dead_letters,
     find_default_channel,

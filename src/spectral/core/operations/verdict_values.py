@@ -59,6 +59,8 @@ class Limits:
     queue, queue_full: shares of the NOTIFY queue. skew: how far two clocks may be apart.
     connections: share of the connections in use. dead: how many times over the mark at which autovacuum begins.
     partition, relay: rows of the outbox, by the growth plan; ack: the 99th percentile from publish to delivered.
+    relay_lag: how long an event may be due before a relay has sent it; months: how many to come need a partition.
+    promise: how long before a conversion to partitions that has stopped makes publishing fail.
     """
 
     patience: timedelta = timedelta(seconds=60)
@@ -73,6 +75,9 @@ class Limits:
     partition: int = 5_000_000
     relay: int = 20_000_000
     ack: timedelta = timedelta(milliseconds=500)
+    relay_lag: timedelta = timedelta(seconds=20)
+    months: int = 1
+    promise: timedelta = timedelta(days=1)
 
 
 def worst(levels: list[Level]) -> Level:

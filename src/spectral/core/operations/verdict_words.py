@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 DOCTOR: Final = "spectral doctor"
 DEAD_LETTERS: Final = "spectral dlq groups"
 SWEEP: Final = "spectral retention run"
+PARTITION: Final = "spectral partitions enable"
+MAINTAIN: Final = "spectral partitions maintain"
+RELAY_STATUS: Final = "spectral relay status"
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
@@ -54,6 +57,11 @@ def hand_over(source: int, target: int | None) -> str:
     return "spectral generations list" if target is None else f"spectral generations hand-over {source} {target}"
 
 
+def start_relay(kind: str) -> str:
+    """Run a relay to this broker; where it is, only its people know."""
+    return f"SPECTRAL_RELAY={kind} SPECTRAL_BROKER_URL=<url> spectral relay run"
+
+
 def retire(generation: int) -> str:
     """Close a generation for good."""
     return f"spectral generations retire {generation}"
@@ -67,6 +75,15 @@ def release(context: str) -> str:
 def psql(*statements: str) -> str:
     """Have the server do this."""
     return " ".join(['psql "$SPECTRAL_DATABASE_URL"', *(f"-c {_for_shell(statement)}" for statement in statements)])
+
+
+def reset_option(table: str, option: str, *, partitioned: bool) -> str:
+    """Have a table go by the server's setting again; its partitions, if it has any."""
+    if not partitioned:
+        return f"alter table {table} reset ({option})"
+    leaves = f"select inhrelid from pg_inherits where inhparent = '{table}'::regclass"  # noqa: S608  for a person
+    each = f"execute format('alter table %s reset ({option})', leaf)"
+    return f"do $$ declare leaf regclass; begin for leaf in {leaves} loop {each}; end loop; end $$"
 
 
 def set_server(setting: str) -> str:

@@ -15,6 +15,7 @@ from spectral.core.retention.policy import (
     RetentionPolicy,
     Subject,
     checked_registry,
+    keep_of,
     policy_for,
     registry_of,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "checked_registry",
     "due_in",
     "in_words",
+    "keep_of",
     "last_sweep",
     "overdue",
     "policies_from",

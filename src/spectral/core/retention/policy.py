@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from spectral.core.events.failure import ConfigurationError
+from spectral.core.partitions import Keep
 
 EVERY_CLASS: Final = "*"
 LONGEST: Final = timedelta(days=36_500)
@@ -105,6 +106,12 @@ def checked_registry(registry: Registry) -> Registry:
 def policy_for(registry: Registry, subject: Subject) -> RetentionPolicy:
     """The policy that every thing of this kind follows."""
     return registry[subject, EVERY_CLASS]
+
+
+def keep_of(registry: Registry) -> Keep:
+    """How long events are kept, as the partitions of the outbox are dropped by it."""
+    policy = policy_for(registry, Subject.OUTBOX_ROW)
+    return Keep(policy.active, policy.grace if policy.hard_delete else None)
 
 
 def _require_outliving(outbox: RetentionPolicy, handled: RetentionPolicy) -> None:

@@ -2,6 +2,7 @@
 
     begin   become the sweeper, or learn who it is: there is one at a time, by a lease that every call renews
     walk    the outbox, then the dedup log: a record goes when no event with its key is left
+            each partition by itself, where there are any; what is over as a whole is dropped before, not deleted
     finish  write down how it ended, and let the next one begin
 
 What is swept is decided by the functions of the database and by its clock. A sweep that is stopped or killed is begun
@@ -15,12 +16,13 @@ import secrets
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from spectral.core.database import DatabaseTooSlowError, RefusedError
+from spectral.core.database import DatabaseTooSlowError, NotFoundError, RefusedError
 from spectral.core.events import probe
 from spectral.core.events.failure import SpectralError
-from spectral.core.retention.policy import LONGEST, POLICY_REGISTRY, Subject, checked_registry, policy_for
+from spectral.core.partitions import maintain
+from spectral.core.retention.policy import LONGEST, POLICY_REGISTRY, Subject, checked_registry, keep_of, policy_for
 from spectral.core.retention.report import Ended, SweepProgress, SweepReport, Swept
 from spectral.core.retention.settings import SweepOptions
 from spectral.core.retention.state import last_sweep, result_of
@@ -46,13 +48,12 @@ _MAY_SWEEP: Final = """
         else false
     end
 """
-_BLOCKS: Final[dict[Subject, LiteralString]] = {
-    Subject.OUTBOX_ROW: "select pg_relation_size('core.outbox') / current_setting('block_size')::bigint",
-    Subject.EVENT_HANDLED: "select pg_relation_size('core.event_handled') / current_setting('block_size')::bigint",
-}
+_IS_PARTITIONED: Final = "select relkind = 'p' from pg_class where oid = 'core.outbox'::regclass"
+_LEAVES: Final = "select name, blocks, ending from core.sweep_leaves(%s, %s)"
+_TABLES: Final = {Subject.OUTBOX_ROW: "outbox", Subject.EVENT_HANDLED: "event_handled"}
 _SWEEP: Final[dict[Subject, LiteralString]] = {
-    Subject.OUTBOX_ROW: "select put_away, deleted, more from core.sweep_outbox(%s, %s, %s, %s, %s, %s, %s)",
-    Subject.EVENT_HANDLED: "select put_away, deleted, more from core.sweep_handled(%s, %s, %s, %s, %s, %s, %s)",
+    Subject.OUTBOX_ROW: "select * from core.sweep_outbox_leaf(%s, %s, %s, %s, %s, %s, %s, %s)",
+    Subject.EVENT_HANDLED: "select * from core.sweep_handled_leaf(%s, %s, %s, %s, %s, %s, %s, %s)",
 }
 
 
@@ -151,6 +152,14 @@ async def _finish(database: Database, report: SweepReport, completed_before: dat
     await database.value("select core.sweep_finish(%s, %s::jsonb)", [report.sweeper, result])
 
 
+class _Leaf(NamedTuple):
+    """What is walked over: a table, or one partition of it."""
+
+    name: str
+    blocks: int
+    ending: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class _Walk:
     """One sweep on its way: where it is, and what it has done so far."""
@@ -163,27 +172,66 @@ class _Walk:
     stop: Callable[[], bool] | None
     began: float = field(default_factory=time.monotonic)
     swept: dict[Subject, Swept] = field(default_factory=lambda: dict.fromkeys(Subject, Swept()))
+    kept: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
 
     async def run(self) -> Ended:
         """Both tables, each as large as it is when its turn comes: what is added later is too young to be swept."""
         for subject in Subject:
-            total: int = await self.database.value(_BLOCKS[subject])
-            for begin, end in ranges(total, self.options.blocks):
-                more = True
-                while more:
-                    if self.stop is not None and self.stop():
-                        return Ended.STOPPED
-                    answer = await self._call(subject, begin, end)
-                    if answer is None:
-                        return Ended.TAKEN_OVER
-                    more = answer
-                    self._tell(subject, begin if more else end, total)
+            if subject is Subject.OUTBOX_ROW:
+                await self._drop_partitions()
+            leaves = await self._leaves(subject)
+            done, total = 0, sum(leaf.blocks for leaf in leaves)
+            for leaf in leaves:
+                for begin, end in ranges(leaf.blocks, self.options.blocks):
+                    ended = await self._range(subject, leaf, (begin, end), (done, total))
+                    if ended is not None:
+                        return ended
+                done += leaf.blocks
         return Ended.COMPLETE
 
-    async def _call(self, subject: Subject, begin: int, end: int) -> bool | None:
+    async def _leaves(self, subject: Subject) -> list[_Leaf]:
+        policy = policy_for(self.policies, subject)
+        found = await self.database.tuples(_LEAVES, [_TABLES[subject], policy.active + policy.grace])
+        # after a dry run the dropped ones are still there, and counted already
+        return [leaf for leaf in (_Leaf(*row) for row in found) if leaf.name not in self.dropped]
+
+    async def _drop_partitions(self) -> None:
+        """Drop what is over as a whole; where it is one table, take back what a conversion has left behind."""
+        if not await self.database.value(_IS_PARTITIONED):
+            if not self.options.dry_run:
+                with suppress(DatabaseTooSlowError):  # somebody is converting it
+                    await self.database.value("select core.partitions_unbind()")
+            return
+        maintained = await maintain(
+            self.database, keep_of(self.policies), by=self.sweeper, dry_run=self.options.dry_run
+        )
+        self.kept = frozenset(each.name for each in maintained.kept)
+        self.dropped = frozenset(maintained.dropped)
+        self.swept[Subject.OUTBOX_ROW] = Swept(0, maintained.dropped_rows)
+
+    async def _range(
+        self, subject: Subject, leaf: _Leaf, blocks: tuple[int, int], done: tuple[int, int]
+    ) -> Ended | None:
+        """Sweep these blocks until there is no more in them; answers how the sweep ends, if it does."""
+        begin, end = blocks
+        more = True
+        while more:
+            if self.stop is not None and self.stop():
+                return Ended.STOPPED
+            answer = await self._call(subject, leaf, begin, end)
+            if answer is None:
+                return Ended.TAKEN_OVER
+            more = answer
+            self._tell(subject, done[0] + (begin if more else end), done[1])
+        return None
+
+    async def _call(self, subject: Subject, leaf: _Leaf, begin: int, end: int) -> bool | None:
         """Sweep this range once; answers whether there is more, and none if this is no longer the sweeper."""
         try:
-            return await self._sweep(subject, begin, end)
+            return await self._sweep(subject, leaf, begin, end)
+        except NotFoundError:  # somebody else has dropped the partition
+            return False
         except RefusedError:
             if self.options.dry_run or await self._is_the_sweeper():
                 raise
@@ -193,15 +241,20 @@ class _Walk:
         sweeping = (await last_sweep(self.database)).sweeping
         return sweeping is not None and sweeping.name == self.sweeper
 
-    async def _sweep(self, subject: Subject, begin: int, end: int) -> bool:
+    async def _sweep(self, subject: Subject, leaf: _Leaf, begin: int, end: int) -> bool:
         policy, options = policy_for(self.policies, subject), self.options
-        grace = policy.grace if policy.hard_delete else _FOR_EVER
+        grace = policy.grace if policy.hard_delete and self._is_swept_by_row(leaf) else _FOR_EVER
         ((put_away, deleted, more),) = await self.database.tuples(
-            _SWEEP[subject], [self.sweeper, begin, end, policy.active, grace, options.batch, options.dry_run]
+            _SWEEP[subject],
+            [self.sweeper, leaf.name, begin, end, policy.active, grace, options.batch, options.dry_run],
         )
         before = self.swept[subject]
         self.swept[subject] = Swept(before.put_away + put_away, before.deleted + deleted)
         return bool(more)
+
+    def _is_swept_by_row(self, leaf: _Leaf) -> bool:
+        """A month that is ending goes as a whole, soon. If something in it stays, the rest goes row by row."""
+        return not leaf.ending or leaf.name in self.kept
 
     def _tell(self, subject: Subject, done: int, total: int) -> None:
         if self.on_progress is not None:

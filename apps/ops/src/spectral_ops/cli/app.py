@@ -20,6 +20,8 @@ from spectral_ops.cli.generations import generations
 from spectral_ops.cli.mcp import mcp
 from spectral_ops.cli.metrics import metrics
 from spectral_ops.cli.migrate import migrate
+from spectral_ops.cli.partitions import partitions
+from spectral_ops.cli.relay import relay
 from spectral_ops.cli.retention import retention
 from spectral_ops.cli.status import status
 from spectral_ops.cli.tail import tail
@@ -39,6 +41,8 @@ app.add_typer(events, name="events")
 app.add_typer(dlq, name="dlq")
 app.add_typer(generations, name="generations")
 app.add_typer(retention, name="retention")
+app.add_typer(partitions, name="partitions")
+app.add_typer(relay, name="relay")
 app.add_typer(brake, name="brake")
 app.add_typer(bell, name="bell")
 app.add_typer(agent_tasks, name="agent-tasks")

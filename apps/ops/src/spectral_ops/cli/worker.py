@@ -71,9 +71,10 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
 
     Runs until SIGTERM or SIGINT: then it claims no more, finishes what runs within the grace and gives back the rest; a
     second signal gives back everything at once. SPECTRAL_GENERATION is required; SPECTRAL_CONTEXTS,
-    SPECTRAL_CLASSES, SPECTRAL_ACCEPT_GENERATIONS and SPECTRAL_DIRECT_URL are read too. Logs to stderr, as JSON unless
-    that is a terminal; SPECTRAL_LOG_LEVEL says from which level on. Exit code 0 when stopped, 1 when it crashed, 2 when
-    it cannot start.
+    SPECTRAL_CLASSES, SPECTRAL_ACCEPT_GENERATIONS and SPECTRAL_DIRECT_URL are read too, and SPECTRAL_RELAY and
+    SPECTRAL_BROKER_URL, which name a broker to take events from once `spectral relay switch` says so. Logs to stderr,
+    as JSON unless that is a terminal; SPECTRAL_LOG_LEVEL says from which level on. Exit code 0 when stopped, 1 when it
+    crashed, 2 when it cannot start.
     """
     from spectral.core.events import settings as options  # noqa: PLC0415  pydantic comes with it
     from spectral_workers.health import Address  # noqa: PLC0415  as above

@@ -12,7 +12,7 @@ class State(StrEnum):
     STARTING = "starting"  # has not subscribed yet
     IDLE = "idle"  # listens, nothing to do
     BUSY = "busy"  # holds rows
-    DEGRADED = "degraded"  # for too long without its ear, so that it polls, or without the means to keep its leases
+    DEGRADED = "degraded"  # for too long without its ear or its broker, or without the means to keep its leases
     DRAINING = "draining"  # claims no more, finishes what it holds
     STOPPED = "stopped"  # ended in good order
     DEAD = "dead"  # crashed, or its loop has not moved for longer than any handler may take
@@ -20,7 +20,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """A worker at this moment. Counts and times only: safe to show to anybody."""
+    """A worker at this moment. Counts and times only: safe to show to anybody.
+
+    takes_from: where its rows come from, postgres or the broker that names them.
+    has_fallen_back: they should come from a broker, and for now they do not.
+    """
 
     state: State
     worker: str
@@ -32,6 +36,8 @@ class Health:
     held: int
     running: int
     loop_blocked_seconds: float
+    takes_from: str = "postgres"
+    has_fallen_back: bool = False
 
     @property
     def is_live(self) -> bool:

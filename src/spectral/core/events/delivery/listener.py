@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self
 
+from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.health import Health, State
 from spectral.core.events.delivery.shift import Calls, Shift
@@ -120,7 +121,7 @@ class Listener:
 
     def health(self) -> Health:
         """How it is; may be called from any thread."""
-        shift, settings = self._shift, self._desk.settings
+        shift, settings, reception = self._shift, self._desk.settings, self._connections.reception
         return Health(
             state=self._state if shift is None else self._state_of(shift),
             worker=settings.name,
@@ -132,6 +133,8 @@ class Listener:
             held=self._desk.held(),
             running=self._desk.running(),
             loop_blocked_seconds=0.0 if shift is None else shift.blocked_for(),
+            takes_from=NO_BROKER if reception is None else reception.takes_from,
+            has_fallen_back=reception is not None and reception.has_fallen_back,
         )
 
     def _state_of(self, shift: Shift) -> State:

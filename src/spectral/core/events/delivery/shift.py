@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
-    from spectral.core.events.ports import Claims, Ear, Keeper, Lane, Settlements
+    from spectral.core.events.ports import Claims, Ear, Keeper, Lane, Reception, Settlements
 
 _LAST_WRITE: Final = 2.5
 """The time for giving rows back when there is no other left."""
@@ -38,13 +38,17 @@ _MARGIN: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The adapters of one worker; a lane is made for each connection that handlers run on."""
+    """The adapters of one worker; a lane is made for each connection that handlers run on.
+
+    reception: for a worker that may take from a broker; then the claims are its own.
+    """
 
     claims: Claims
     settlements: Settlements
     ear: Ear
     keeper: Keeper
     lane: Callable[[], Lane]
+    reception: Reception | None = None
 
 
 @dataclass(slots=True)
@@ -91,8 +95,9 @@ class Shift:
         return self._hear.down_for()
 
     def impaired_for(self) -> float:
-        """For how many seconds it has been without its ear or without its keeper."""
-        return max(self._hear.down_for(), self._keep.down_for())
+        """For how many seconds it has been without its ear, its keeper, or the broker it should take from."""
+        reception = self._connections.reception
+        return max(self._hear.down_for(), self._keep.down_for(), 0.0 if reception is None else reception.down_for())
 
     def blocked_for(self) -> float:
         """For how many seconds its event loop has not moved."""
@@ -118,21 +123,33 @@ class Shift:
             ]
             plain = group.create_task(self._plain.run(), name="spectral-plain")
             claim = group.create_task(self._claim.run(until), name="spectral-claim")
-            cancelled = await self._wait_for_the_end(claim, [aside, settle, plain, *lanes])
+            receive = self._start_receiving(group, until)
+            cancelled = await self._wait_for_the_end(claim, [aside, settle, plain, *lanes, *receive])
             on_draining()
-            await self._finish(claim, lanes)
+            await self._finish(claim, lanes, receive)
             for part in (plain, settle, aside):
                 part.cancel()
             if cancelled is not None:
                 raise cancelled
 
-    async def _finish(self, claim: asyncio.Task[None], lanes: list[asyncio.Task[None]]) -> None:
+    def _start_receiving(self, group: asyncio.TaskGroup, until: Until) -> list[asyncio.Task[None]]:
+        """Who is to end when nothing is due looks at the database: what is on its way nobody can tell."""
+        reception = self._connections.reception
+        if reception is None or until != "stopped":
+            return []
+        return [group.create_task(reception.run(self._claim.wake), name="spectral-receive")]
+
+    async def _finish(
+        self, claim: asyncio.Task[None], lanes: list[asyncio.Task[None]], receive: list[asyncio.Task[None]]
+    ) -> None:
         clock, answer = self._home.time, self._desk.settings.times.answer.total_seconds()
         deadline = clock() + self._calls.grace.total_seconds()
         self._desk.stopping = True
         self._claim.stop()
         await self._wait_while(lambda: not claim.done(), min(deadline, clock() + answer))
         claim.cancel()
+        for part in receive:
+            part.cancel()  # others may have at once what was received and not claimed
         reached("release.before")
         self._desk.release(self._backlog.close())
         self._plain.release_waiting()
@@ -196,7 +213,12 @@ class Shift:
 
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended: nobody needs waking
-            self._home.call_soon_threadsafe(self._claim.wake)
+            self._home.call_soon_threadsafe(self._on_heard)
+
+    def _on_heard(self) -> None:
+        if self._connections.reception is not None:
+            self._connections.reception.heard()
+        self._claim.wake()
 
     def _lose(self, leases: Collection[Lease]) -> None:
         with suppress(RuntimeError):  # as above

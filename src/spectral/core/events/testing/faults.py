@@ -141,8 +141,9 @@ def _parse(text: str) -> _Fault:
     if found is None:
         _refuse(text, "is no fault: write <failpoint>=<action>[:<argument>][@<n>], such as claim.after=kill")
     place, action, argument = found["place"].strip(), found["action"], found["argument"] or ""
-    if place not in failpoints.NAMES:
-        _refuse(text, f"{place!r} is no failpoint; there are {', '.join(failpoints.NAMES)}")
+    known = failpoints.NAMES + failpoints.RELAY_NAMES
+    if place not in known:
+        _refuse(text, f"{place!r} is no failpoint; there are {', '.join(known)}")
     if action not in _ACTIONS:
         _refuse(text, f"{action!r} is no action; there are {', '.join(_ACTIONS)}")
     wants_argument = action == "delay" or bool(argument)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from spectral.core.operations.doctor.facts import Facts
+    from spectral.core.operations.insights_values import Snapshot
     from spectral.core.operations.verdict_values import Limits
 
 _FEW_DEAD: Final = 10_000
@@ -22,15 +23,16 @@ _ENOUGH: Final = 1_000
 
 def find_vacuum(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """Autovacuum is off, or does not keep up, on a table that is rewritten all the time."""
-    tables = facts.snapshot.tables if facts.snapshot is not None else ()
-    for table in tables:
-        if not table.autovacuum:
+    snapshot = facts.snapshot
+    for table in snapshot.tables if snapshot is not None else ():
+        if snapshot is not None and not table.autovacuum:
+            split = growth.is_partitioned(snapshot, table.name)
             yield Finding(
                 "autovacuum",
                 Level.ATTENTION,
                 f"Autovacuum is off for {table.name}",
                 "Every claim walks over the dead rows that pile up, and gets slower for ever",
-                words.psql(f"alter table {table.name} reset (autovacuum_enabled)", "show autovacuum"),
+                words.psql(words.reset_option(table.name, "autovacuum_enabled", partitioned=split), "show autovacuum"),
             )
         elif table.dead > max(_FEW_DEAD, limits.dead * table.vacuum_due_at):
             when = f"last vacuumed at {table.last_vacuum:%Y-%m-%d %H:%M} UTC" if table.last_vacuum else "never vacuumed"
@@ -111,14 +113,16 @@ def find_size(facts: Facts, limits: Limits) -> Iterator[Finding]:
             Level.NOTICE,
             "; ".join(reasons),
             "Vacuum and sweep read ever more; with monthly partitions a sweep drops a table instead",
-            "partition the outbox by month",
+            words.PARTITION,
         )
 
 
 def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
     """The second step of the growth plan: Postgres alone no longer wakes and spreads the work fast enough."""
-    reasons = list(growth.reasons_to_relay(facts.snapshot, limits)) if facts.snapshot is not None else []
-    latency = facts.latency
+    snapshot = facts.snapshot
+    if snapshot is None or growth.has_broker(snapshot):
+        return
+    reasons, latency = list(growth.reasons_to_relay(snapshot, limits)), facts.latency
     if latency is not None and latency.p99 is not None and latency.sample >= _ENOUGH and latency.p99 > limits.ack:
         reasons.append(
             f"The 99th percentile from due to delivered was {latency.p99.total_seconds():,.1f} s over the last week"
@@ -130,5 +134,11 @@ def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
             Level.NOTICE,
             "; ".join(reasons),
             "The growth plan's second step: a broker wakes and spreads the work, the outbox stays the truth",
-            "swap the relay to NATS JetStream or Redis Streams",
+            _next_step(snapshot),
         )
+
+
+def _next_step(snapshot: Snapshot) -> str:
+    """To a broker: a relay that runs, then the switch."""
+    relays = snapshot.relaying.relays if snapshot.relaying is not None else 0
+    return "spectral relay switch nats" if relays else words.start_relay("nats")

@@ -9,7 +9,14 @@ from spectral.core.database import DatabaseTooSlowError, RefusedError, describe_
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.settings import DIRECT_VARIABLE, URL_VARIABLES
 from spectral.core.migrations.server import OLDEST_SUPPORTED
-from spectral.core.operations.doctor import checks_growth, checks_schema, checks_server, reading, wires
+from spectral.core.operations.doctor import (
+    checks_growth,
+    checks_partitions,
+    checks_schema,
+    checks_server,
+    reading,
+    wires,
+)
 from spectral.core.operations.doctor.facts import Facts, Unseen
 from spectral.core.operations.insights import take_snapshot
 from spectral.core.operations.verdict_rules import RULES
@@ -47,6 +54,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     checks_growth.find_overdue_sweep,
     checks_growth.find_size,
     checks_growth.find_need_of_a_broker,
+    checks_partitions.find_half_done_partitions,
+    checks_partitions.find_missing_months,
+    checks_partitions.find_stray_rows,
 )
 
 

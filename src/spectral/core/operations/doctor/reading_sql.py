@@ -55,6 +55,11 @@ with needed (role, kind, object) as (
         ('spectral_worker', 'execute', 'bell_quiet'), ('spectral_operator', 'execute', 'bell_set'),
         ('spectral_operator', 'execute', 'worker_lives'), ('spectral_operator', 'execute', 'insight_lanes'),
         ('spectral_operator', 'execute', 'insight_in_flight'), ('spectral_operator', 'execute', 'insight_failed'),
+        ('spectral_worker', 'execute', 'relay_mode'), ('spectral_worker', 'execute', 'outbox_relay'),
+        ('spectral_worker', 'execute', 'outbox_claim_these'), ('spectral_worker', 'execute', 'outbox_claim_late'),
+        ('spectral_operator', 'execute', 'relay_switch'), ('spectral_operator', 'execute', 'insight_relay'),
+        ('spectral_operator', 'execute', 'outbox_partitions'), ('spectral_operator', 'execute', 'partition_create'),
+        ('spectral_retention', 'execute', 'partition_create'), ('spectral_retention', 'execute', 'partition_drop'),
         ('spectral_retention', 'execute', 'sweep_outbox'), ('spectral_retention', 'execute', 'sweep_handled')
 ),
 judged as (

@@ -14,6 +14,7 @@ from spectral.core.operations.monitoring.rules_machinery import (
     watch_alerts,
     worker_alerts,
 )
+from spectral.core.operations.monitoring.rules_steps import broker_alerts, partition_alerts, relay_alerts
 from spectral.core.operations.verdict_values import Limits
 
 __all__ = ["RUNBOOK", "Alert", "Group", "Severity", "alerts", "alerts_document", "rule_groups"]
@@ -30,8 +31,11 @@ def alerts(limits: Limits | None = None, *, by: tuple[str, ...] = ()) -> tuple[A
     return (
         *delivery_alerts(queries, known),
         *worker_alerts(queries),
+        *broker_alerts(queries),
         *watch_alerts(queries),
         *database_alerts(queries, known),
+        *relay_alerts(queries, known),
+        *partition_alerts(queries, known),
         *growth_alerts(queries, known),
     )
 

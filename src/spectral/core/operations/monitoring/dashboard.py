@@ -7,9 +7,9 @@ from typing import Final
 
 from spectral.core.events.metrics import BACKLOG, prometheus_name
 from spectral.core.operations.monitoring.panels import DLQ, HANDLERS, NOW, Panel, Row
-from spectral.core.operations.monitoring.panels_machinery import DATABASE, PROBE, WORKERS
+from spectral.core.operations.monitoring.panels_machinery import DATABASE, PROBE, RELAY, WORKERS
 
-ROWS: Final[tuple[Row, ...]] = (NOW, HANDLERS, DLQ, WORKERS, DATABASE, PROBE)
+ROWS: Final[tuple[Row, ...]] = (NOW, HANDLERS, DLQ, WORKERS, DATABASE, RELAY, PROBE)
 
 _SCHEMA: Final = 41  # Grafana 12's; older ones import it too
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}

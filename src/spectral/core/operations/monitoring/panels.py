@@ -13,8 +13,8 @@ WINDOW: Final = "$__rate_interval"
 CONTEXT: Final = "$context"
 QUERIES: Final = Queries(filters=(("context", CONTEXT), ("messaging_consumer_group_name", CONTEXT)))
 _FAILED_RUNS: Final = replace(QUERIES, filters=(("error_type", ".+"),))
-_PLACE: Final = ("context", "generation")
-_AT: Final = "{{context}} {{generation}}"
+PLACE: Final = ("context", "generation")
+AT: Final = "{{context}} {{generation}}"
 _HANDLER: Final = "{{spectral_handler}}"
 
 
@@ -89,7 +89,7 @@ NOW: Final = Row(
             "Due",
             "Events that may be claimed and are not. Counted to 10,000 for each context and generation.",
             Unit.COUNT,
-            f"sum({QUERIES.worst(metrics.BACKLOG, *_PLACE)})",
+            f"sum({QUERIES.worst(metrics.BACKLOG, *PLACE)})",
         ),
         _large(
             "Oldest",
@@ -114,15 +114,15 @@ NOW: Final = Row(
             "Due now, and pending until later (delays and retries).",
             Unit.COUNT,
             (
-                worst(metrics.BACKLOG, *_PLACE, legend=f"{_AT} due"),
-                worst(metrics.BACKLOG_WAITING, *_PLACE, legend=f"{_AT} later"),
+                worst(metrics.BACKLOG, *PLACE, legend=f"{AT} due"),
+                worst(metrics.BACKLOG_WAITING, *PLACE, legend=f"{AT} later"),
             ),
         ),
         Panel(
             "Oldest event",
             "How long the oldest event of each context has been due.",
             Unit.SECONDS,
-            (worst(metrics.BACKLOG_OLDEST_SECONDS, *_PLACE, legend=_AT),),
+            (worst(metrics.BACKLOG_OLDEST_SECONDS, *PLACE, legend=AT),),
         ),
         Panel(
             "Throughput",
@@ -145,8 +145,8 @@ NOW: Final = Row(
             "Claimed by workers, and of these the claims of workers that show no sign of life.",
             Unit.COUNT,
             (
-                worst(metrics.IN_FLIGHT, *_PLACE, legend=_AT),
-                worst(metrics.STALE_CLAIMS, *_PLACE, legend=f"{_AT} stale"),
+                worst(metrics.IN_FLIGHT, *PLACE, legend=AT),
+                worst(metrics.STALE_CLAIMS, *PLACE, legend=f"{AT} stale"),
             ),
         ),
         Panel(
@@ -200,8 +200,8 @@ DLQ: Final = Row(
             "Events that failed for good and wait for a decision: spectral dlq groups.",
             Unit.COUNT,
             (
-                worst(metrics.DLQ, *_PLACE, legend=_AT),
-                worst(metrics.DLQ_RECENT, *_PLACE, legend=f"{_AT} in the last hour"),
+                worst(metrics.DLQ, *PLACE, legend=AT),
+                worst(metrics.DLQ_RECENT, *PLACE, legend=f"{AT} in the last hour"),
             ),
         ),
         Panel(

@@ -1,11 +1,11 @@
-"""The other rows of the dashboard: the workers, the database, and those who watch."""
+"""The other rows of the dashboard: the workers, the database, the steps of growth, and those who watch."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from spectral.core.events import metrics
-from spectral.core.operations.monitoring.panels import QUERIES, WINDOW, Panel, Row, Target, Unit, rate, worst
+from spectral.core.operations.monitoring.panels import AT, PLACE, QUERIES, WINDOW, Panel, Row, Target, Unit, rate, worst
 
 _INSTANCE: Final = "{{instance}}"
 _OPERATION: Final = "messaging_operation_name"
@@ -137,6 +137,80 @@ DATABASE: Final = Row(
             "On when measured figures ask for the next step.",
             Unit.SWITCH,
             (worst(metrics.GROWTH_TRIGGER, "step", legend="{{step}}"),),
+        ),
+    ),
+)
+
+RELAY: Final = Row(
+    "Relay & partitions",
+    (
+        Panel(
+            "Taken from",
+            "What workers are to take events from: spectral relay status.",
+            Unit.SWITCH,
+            (worst(metrics.RELAY_MODE, "mode", legend="{{mode}}"),),
+        ),
+        Panel(
+            "Relays alive",
+            "Processes that send to the broker. One is enough, two keep it prompt when one is lost.",
+            Unit.COUNT,
+            (worst(metrics.RELAYS, legend="relays"),),
+        ),
+        Panel(
+            "Not sent yet",
+            "Events that are due and that no relay has sent.",
+            Unit.COUNT,
+            (worst(metrics.RELAY_UNSENT, *PLACE, legend=AT),),
+        ),
+        Panel(
+            "Relay lag",
+            "For how long the oldest of them has been due. Workers look for themselves after half a minute.",
+            Unit.SECONDS,
+            (worst(metrics.RELAY_LAG_SECONDS, *PLACE, legend=AT),),
+        ),
+        Panel(
+            "References",
+            "Sent, sent again, refused for want of room, and received in vain, a second.",
+            Unit.PER_SECOND,
+            (
+                rate(metrics.RELAY_SENT, "context", legend="{{context}} sent"),
+                rate(metrics.RELAY_RESENT, "context", legend="{{context}} sent again"),
+                rate(metrics.RELAY_REFUSED, "context", legend="{{context}} refused"),
+                rate(metrics.RELAY_VOID, "context", legend="{{context}} void"),
+            ),
+        ),
+        Panel(
+            "Broker",
+            "1 while it answers. At 0 a worker claims from Postgres, and a relay sends nothing.",
+            Unit.SWITCH,
+            (worst(metrics.BROKER_CONNECTED, "instance", legend=_INSTANCE),),
+        ),
+        Panel(
+            "Broker lost",
+            "How often workers and relays lost it, a second.",
+            Unit.PER_SECOND,
+            (rate(metrics.BROKER_LOST, "broker", legend="{{broker}}"),),
+        ),
+        Panel(
+            "Partitions",
+            "Months ahead, and partitions that a sweep can drop.",
+            Unit.COUNT,
+            (
+                worst(metrics.PARTITIONS_AHEAD, legend="ahead"),
+                worst(metrics.PARTITIONS_DROPPABLE, legend="droppable"),
+            ),
+        ),
+        Panel(
+            "Rows in the default partition",
+            "They fit no month: spectral partitions maintain.",
+            Unit.COUNT,
+            (worst(metrics.PARTITIONS_DEFAULT_ROWS, legend="rows"),),
+        ),
+        Panel(
+            "Conversion has to go on within",
+            "Only while a conversion to partitions is under way and has made its promise.",
+            Unit.SECONDS,
+            (worst(metrics.PARTITIONS_DEADLINE_SECONDS, legend="left"),),
         ),
     ),
 )

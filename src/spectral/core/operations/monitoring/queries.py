@@ -72,6 +72,14 @@ class Queries:
         """The same without those of which this gauge counts something."""
         return f"{query} unless {self._on(*labels)} {self.worst(metric, *labels)} > 0"
 
+    def unless_zero(self, query: str, metric: Metric, **equal: str) -> str:
+        """The same, but nothing of a database where this gauge is 0."""
+        return f"{query} unless {self._on()} {self.worst(metric, **equal)} == 0"
+
+    def while_any(self, query: str, metric: Metric, *labels: str) -> str:
+        """Only those of which this gauge counts something."""
+        return f"{query} and {self._on(*labels)} {self.worst(metric, *labels)} > 0"
+
     def over(self, operator: str, labels: tuple[str, ...], query: str) -> str:
         """Aggregate, keeping these labels."""
         kept = ", ".join((*self.by, *labels))

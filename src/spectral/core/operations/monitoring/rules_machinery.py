@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.metrics import (
     ACK_DURATION,
     EAR_DOWN_SECONDS,
@@ -16,6 +17,7 @@ from spectral.core.events.metrics import (
     NOTIFY_QUEUE_USAGE,
     PROBE_DROPPED,
     PROBE_FAILED,
+    RELAY_MODE,
     SWEEP_LATE,
     WORKER_GENERATION,
     WORKER_STATE,
@@ -171,8 +173,8 @@ def growth_alerts(queries: Queries, limits: Limits) -> Iterator[Alert]:
     relay = queries.over("max", (), f"max_over_time({queries.select(GROWTH_TRIGGER, step='relay')}[7d])")
     yield _growth_alert(
         name="SpectralGrowthRelay",
-        # Within the week: a full queue is an incident, over before anybody plans anything.
-        expr=f"{relay} > 0",
+        # Within the week: a full queue is an incident, over before anybody plans anything. Unless it is done.
+        expr=queries.unless_zero(f"{relay} > 0", RELAY_MODE, mode=NO_BROKER),
         for_=timedelta(0),
         summary="The outbox has outgrown NOTIFY",
         description=f"It has more than {limits.relay:,} rows, or the NOTIFY queue was"

@@ -2,44 +2,61 @@
 
 A busy worker writes it thousands of times a second; by way of structlog, a dict and an encoder it costs as much as
 handling the event. Only where the worker has configured its log itself: whoever configured structlog is asked for every
-line. It is the same line (a test compares them): ids, checked names and numbers need no escaping.
+line. It is the same line (a test compares them): ids, checked names and numbers need no escaping. It is made where it
+is told and not behind an outlet, for to hand the note over and to wake another thread takes longer; what writes the
+lines has an outlet of its own.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.infrastructure.observability.log_writer import timestamp
 from spectral.core.events.outcome import Handled
+from spectral.core.events.probe import Finished
 
 if TYPE_CHECKING:
-    from spectral.core.events.probe import Finished
+    from collections.abc import Callable
+
+    from spectral.core.events.probe import Note
     from spectral.core.events.settings import Identity
 
-_TRACEPARENT_LENGTH = 55
+_TRACEPARENT_LENGTH: Final = 55
 
 
-class HandledLine:
-    """Makes the lines of one worker."""
+def is_plain(note: Finished) -> bool:
+    """Whether there is no more to say than that all went well, with an event that was not split from a broadcast."""
+    return isinstance(note.outcome, Handled) and note.delivery.lease.row_id == note.delivery.event_id
 
-    def __init__(self, identity: Identity, worker: str | None) -> None:
+
+class HandledLines:
+    """Makes the lines of one worker, and hands them to whoever writes them; implements `Counting`.
+
+    write: takes a line, at once, and never waits.
+    """
+
+    def __init__(self, identity: Identity, worker: str | None, write: Callable[[str], None]) -> None:
+        self._write = write
         who = {"service": identity.service, "environment": identity.environment, "generation": identity.generation}
         self._who = json.dumps(who)[1:-1]
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
 
-    def of(self, note: Finished, at: float) -> str | None:
-        """The line; none if there is more to say than that all went well."""
+    def tell(self, note: Note) -> None:
+        """Write its line, if it is a plain one."""
+        if isinstance(note, Finished) and is_plain(note):
+            self._write(self.of(note, time.time()))
+
+    def of(self, note: Finished, at: float) -> str:
+        """The line of a plain one."""
         delivery = note.delivery
-        event_id, row_id = delivery.event_id, delivery.lease.row_id
-        if not isinstance(note.outcome, Handled) or row_id != event_id:
-            return None
         trace = note.traceparent or delivery.trace_context
         trace_id = "null" if trace is None or len(trace) < _TRACEPARENT_LENGTH else f'"{trace[3:35]}"'
         workspace = "null" if delivery.workspace_id is None else f'"{delivery.workspace_id}"'
         return (
             f'{{"timestamp": "{timestamp(at)}", "level": "info", "event": "handled", {self._who}, '
-            f'"trace_id": {trace_id}, "event_id": "{event_id}", "event_type": "{delivery.event_type}", '
+            f'"trace_id": {trace_id}, "event_id": "{delivery.event_id}", "event_type": "{delivery.event_type}", '
             f'"source": "{delivery.source}", "target": "{delivery.target}", "workspace_id": {workspace}, '
             f'"attempts": {delivery.attempts}, {self._worker}"handler_name": "{",".join(note.handlers)}", '
             f'"duration_ms": {round(note.seconds * 1000, 1)}, "ack_ms": {round(note.ack_seconds * 1000, 1)}, '

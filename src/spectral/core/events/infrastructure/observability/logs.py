@@ -10,12 +10,12 @@ from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from spectral.core.events import probe
-from spectral.core.events.infrastructure.observability.handled_line import HandledLine
+from spectral.core.events.infrastructure.observability.handled_line import is_plain
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TypeVar
 
     from spectral.core.events.envelope import EventEnvelope
@@ -47,6 +47,11 @@ STARTED: Final = "started"
 STOPPING: Final = "stopping"
 STOPPED: Final = "stopped"
 CRASHED: Final = "crashed"
+RELAYED: Final = "relayed"
+REFERENCES_VOID: Final = "references void"
+BROKER_LOST: Final = "broker lost"
+BROKER_BACK: Final = "broker back"
+RELAY_SWITCHED: Final = "relay switched"
 REPLAYED: Final = "replayed"
 DISCARDED: Final = "discarded"
 SWEPT: Final = "swept"
@@ -55,7 +60,13 @@ IDS_PER_LINE: Final = 100
 """A line about many events names each of them; log collectors cut lines that are too long."""
 
 _TRACEPARENT_LENGTH: Final = 55
-_FOR_A_CLOSE_LOOK: Final = (probe.HandlerRan, probe.Claimed, probe.SettlementWritten)
+_FOR_A_CLOSE_LOOK: Final = (
+    probe.HandlerRan,
+    probe.Claimed,
+    probe.SettlementWritten,
+    probe.Relayed,
+    probe.ReferencesVoid,
+)
 _OF_OPERATORS: Final = (probe.Replayed, probe.Discarded, probe.Swept)
 _LEVELS: Final = {"retry": WARNING, "failed": ERROR}
 
@@ -79,7 +90,7 @@ class LogTool:
     """Implements `Tool`: a line for every note.
 
     worker: whose notes these are, if they are a worker's. logger: a structlog logger to write with, whatever the
-    program has configured. lines: takes finished lines, where the worker's own log is in use, for those it writes most.
+    program has configured. says_plain: whether it says of an event that all went well; else `HandledLines` does.
     """
 
     def __init__(
@@ -88,10 +99,9 @@ class LogTool:
         worker: str | None = None,
         *,
         logger: object = None,
-        lines: Callable[[str], None] | None = None,
+        says_plain: bool = True,
     ) -> None:
-        self._lines = lines
-        self._handled = HandledLine(identity, worker)
+        self._says_plain = says_plain
         self._identity = self._who = _who(identity)
         self._named = {} if worker is None else {"worker": worker}
         self._publisher = LogWriter("spectral.publish", logger)
@@ -106,14 +116,16 @@ class LogTool:
         if kind in _OF_OPERATORS:
             return self._operator.at(INFO) is not None
         if kind is probe.Finished:
-            self._says_handled = self._lines is not None or self._log.at(INFO) is not None
+            self._says_handled = self._log.at(INFO) is not None
             return self._says_handled or self._log.at(ERROR) is not None
         return self._log.at(DEBUG if kind in _FOR_A_CLOSE_LOOK else CRITICAL) is not None
 
     def wants(self, note: probe.Note) -> bool:
         """Whether anybody reads lines of its own level."""
         if isinstance(note, probe.Finished):  # of which there are many: as it was when `cares_for` was last asked
-            return self._says_handled or isinstance(note.outcome, Retry | DeadLetter)
+            if not self._says_handled:
+                return isinstance(note.outcome, Retry | DeadLetter)
+            return self._says_plain or not is_plain(note)
         if isinstance(note, probe.Published):
             return self._publisher.at(INFO if note.failure is None else WARNING) is not None
         return True
@@ -123,7 +135,7 @@ class LogTool:
         self._who = self._identity if at is None else {"timestamp": timestamp(at), **self._identity}
         match note:
             case probe.Finished():
-                self._finished(note, at)
+                self._finished(note)
             case probe.HandlerRan():
                 self._handler_ran(note)
             case probe.Published():
@@ -142,17 +154,20 @@ class LogTool:
                 self._tell_of_rows(note)
             case probe.Replayed() | probe.Discarded() | probe.Swept():
                 self._tell_of_an_operator(note)
+            case (
+                probe.Relayed()
+                | probe.ReferencesVoid()
+                | probe.BrokerLost()
+                | probe.BrokerBack()
+                | probe.RelaySwitched()
+            ):
+                self._tell_of_the_relay(note)
             case _:
                 self._tell_of_the_worker(note)
 
     # what is told for every event of a busy worker, and so made in as few steps as possible
 
-    def _finished(self, note: probe.Finished, at: float | None) -> None:
-        if self._lines is not None and at is not None:
-            line = self._handled.of(note, at)
-            if line is not None:
-                self._lines(line)
-                return
+    def _finished(self, note: probe.Finished) -> None:
         result, error = _result(note.outcome)
         level = _LEVELS.get(result, INFO)
         write = self._log.at(level)
@@ -239,6 +254,26 @@ class LogTool:
                 self._say(INFO, STOPPED)
             case probe.Crashed(error):
                 self._say(CRITICAL, CRASHED, error=error)
+            case _:
+                assert_never(note)
+
+    def _tell_of_the_relay(self, note: probe.RelayNote) -> None:
+        match note:
+            case probe.Relayed(broker, generation, channel, context, rows, resent, refused, seconds, lag):
+                where = {"target": context, "channel": channel, "generation": generation}
+                told = {"rows": rows, "resent": resent, "refused": refused, "lag_seconds": round(lag, 3)}
+                self._say(DEBUG, RELAYED, broker=broker, **where, **told, duration_ms=_milliseconds(seconds))
+            case probe.ReferencesVoid(context, references):
+                self._say(DEBUG, REFERENCES_VOID, target=context, references=references)
+            case probe.BrokerLost(broker, error, retry_in):
+                seconds = retry_in.total_seconds()
+                self._say(WARNING, BROKER_LOST, broker=broker, error=error, retry_seconds=seconds)
+            case probe.BrokerBack(broker, down_seconds, advice):
+                more = {"advice": "; ".join(advice)} if advice else {}
+                level = WARNING if advice else INFO
+                self._say(level, BROKER_BACK, broker=broker, down_seconds=round(down_seconds, 1), **more)
+            case probe.RelaySwitched(mode):
+                self._say(INFO, RELAY_SWITCHED, mode=mode)
             case _:
                 assert_never(note)
 

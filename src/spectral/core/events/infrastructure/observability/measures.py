@@ -74,6 +74,15 @@ def _published(note: probe.Published) -> Sequence[Measure]:
     return took, *((metrics.SENT_MESSAGES, (event_type,), times) for event_type, times in types.items())
 
 
+def _relayed(note: probe.Relayed) -> Sequence[Measure]:
+    counted = (
+        (metrics.RELAY_SENT, note.rows),
+        (metrics.RELAY_RESENT, note.resent),
+        (metrics.RELAY_REFUSED, note.refused),
+    )
+    return tuple((metric, (note.context,), times) for metric, times in counted)
+
+
 _Rare: TypeAlias = (
     probe.LeaseWasLost
     | probe.SettleGivenUp
@@ -83,6 +92,7 @@ _Rare: TypeAlias = (
     | probe.HandlerRanAway
     | probe.Quarantined
     | probe.WorkerNote
+    | probe.RelayNote
     | probe.OperatorNote
 )
 
@@ -110,12 +120,22 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = ((metrics.DATABASE_LOST, (doing,), 1),)
         case probe.EarLost():
             measures = ((metrics.DATABASE_LOST, (_LISTEN,), 1),)
+        case probe.Relayed():
+            measures = _relayed(note)
+        case probe.ReferencesVoid(context, references):
+            measures = ((metrics.RELAY_VOID, (context,), references),)
+        case probe.BrokerLost(broker):
+            measures = ((metrics.BROKER_LOST, (broker,), 1),)
         case probe.LoopBlocked():
             measures = ((metrics.LOOP_BLOCKED, (), 1),)
         case probe.Started(_, _, contexts):
             measures = _nothing_yet(contexts)
         case probe.EarOpened() | probe.Stopping() | probe.Stopped() | probe.Crashed():
             pass  # gauges say how the worker is
+        case probe.BrokerBack(broker):
+            measures = ((metrics.BROKER_LOST, (broker,), 0),)  # a series before there is something to count
+        case probe.RelaySwitched():
+            pass  # as above
         case probe.Replayed() | probe.Discarded() | probe.Swept():
             pass  # done by a process that nobody scrapes; the audit log counts them
         case _:

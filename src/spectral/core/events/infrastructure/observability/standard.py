@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spectral.core.events.infrastructure.observability.handled_line import HandledLines
 from spectral.core.events.infrastructure.observability.logs import LogTool
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
 from spectral.core.events.infrastructure.observability.sentry import SentryTool
@@ -39,12 +40,15 @@ def standard_watch(
 ) -> Watch:
     """The watch of a publisher, or of the worker of this name.
 
-    quick: what only counts in memory. lines: takes finished lines, where the worker's own log is in use.
+    quick: what only counts in memory. lines: takes finished lines, at once, where the worker's own log is in use.
     """
     slow: dict[str, Tool] = {
-        "logs": LogTool(identity, worker, lines=lines),
+        "logs": LogTool(identity, worker, says_plain=lines is None),
         "sentry": SentryTool(identity, worker),
         "otel_metrics": OpenTelemetryMetrics(),
         "otel_spans": BatchSpans(identity, worker),
     }
-    return Watch(slow, quick, OpenTelemetryTracer(identity, worker))
+    at_once = dict(quick or {})
+    if lines is not None:
+        at_once["lines"] = HandledLines(identity, worker, lines)
+    return Watch(slow, at_once, OpenTelemetryTracer(identity, worker))

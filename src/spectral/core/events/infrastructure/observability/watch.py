@@ -1,6 +1,6 @@
 """The watch: one probe for the flow, several tools behind it that know nothing of each other and cannot reach it.
 
-Tools that only count in memory are told at once. Tools that write, send or might hang are told by an outlet's thread.
+Tools that only work in memory are told at once. Tools that write, send or might hang are told by an outlet's thread.
 Whatever raises is counted under its name and ignored; but what orders the process to end, as the handler of a signal
 may at any moment, is left to do so.
 """
@@ -51,7 +51,7 @@ _OF_A_DELIVERY: Final = (
 
 
 class Counting(Protocol):
-    """Takes notes by counting them in memory."""
+    """Takes notes in memory: counts them, or makes a line of one."""
 
     def tell(self, note: Note) -> None:
         """Take note, at once."""

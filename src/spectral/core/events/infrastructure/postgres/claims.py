@@ -13,26 +13,19 @@ from psycopg import sql
 
 from spectral.core.events.consumer import Subscription
 from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.infrastructure.postgres.claim_rows import COLUMNS, FAN_OUT, claim_answer, fanned_out
 from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session
-from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG, ClaimAnswer, Outlook
-from spectral.core.events.probe import FannedOut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from uuid import UUID
 
     from spectral.core.events.ports import Along, ClaimAsk
     from spectral.core.events.settings import WorkerSettings
 
-_CLAIM: Final = sql.SQL(
-    "select id, claim_token, event_id, event_type, event_version, occurred_at, source, workspace_id, payload,"
-    " idempotency_key, trace_context, content_class, channel, generation, attempts, due_at, waited, suspect, replays,"
-    " handled from core.outbox_claim_from({}, {}, {}::bigint[], {}::text[], {}::text[], "
-)
+_CLAIM: Final = sql.SQL(COLUMNS + "core.outbox_claim_from({}, {}, {}::bigint[], {}::text[], {}::text[], ")
 _FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
-_FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
 _NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
 _AWAKE: Final = sql.SQL("select core.bell_awake({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _HOLD: Final = sql.SQL("select core.bell_hold({}, {}::text[], {}::text[], {}::text[], {}::interval)")
@@ -94,7 +87,7 @@ class PostgresClaims:
         contexts = tuple(dict.fromkeys(each.context for each in asks))
         script = [*self._look_ahead(contexts), *map(self._claim, asks), *self._along(along)]
         split, ((due_in,),), *claimed = await self._run(script)
-        return Outlook(_fanned_out(split), due_in), _answers(asks, claimed)
+        return Outlook(fanned_out(split), due_in), _answers(asks, claimed)
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """See `Bell`."""
@@ -144,7 +137,7 @@ class PostgresClaims:
         script = self._looks.get(contexts)
         if script is None:
             scope = (self._generations, self._channels)
-            composed = (_FAN_OUT.format(*scope), _NEXT_DUE.format(list(contexts), *scope))
+            composed = (FAN_OUT.format(*scope), _NEXT_DUE.format(list(contexts), *scope))
             script = self._looks[contexts] = [each.as_bytes(None) for each in composed]
         return script
 
@@ -158,30 +151,4 @@ class PostgresClaims:
 
 def _answers(asks: Sequence[ClaimAsk], answers: Sequence[Rows]) -> list[ClaimAnswer]:
     # What was said along the way has answers too, behind the claims'.
-    return [_answer(ask.context, rows) for ask, rows in zip(asks, answers[: len(asks)], strict=True)]
-
-
-def _answer(context: str, rows: Rows) -> ClaimAnswer:
-    """The first row is about the claim itself; without it nothing may be claimed at present."""
-    if not rows:
-        return ClaimAnswer([])
-    (_, token, _, _, _, now, *_, reached, _, _, _, _), *claimed = rows
-    return ClaimAnswer([_delivery(row, token, context) for row in claimed], now, reached)
-
-
-def _delivery(row: tuple[Any, ...], token: UUID, context: str) -> Delivery:
-    (row_id, _, parent, kind, version, occurred_at, source, workspace, payload, key, trace, content, channel,
-     generation, attempts, due_at, waited, suspect, replays, handled) = row  # fmt: skip
-    return Delivery(
-        Lease(row_id, token), parent or row_id, kind, version, occurred_at, source, context, workspace, payload, key,
-        trace, content, channel, generation, attempts, due_at, suspect, frozenset(handled), waited, replays,
-    )  # fmt: skip
-
-
-def _fanned_out(rows: list[tuple[Any, ...]]) -> tuple[FannedOut, ...]:
-    contexts: dict[UUID, list[str]] = {}
-    for parent_id, context in rows:
-        contexts.setdefault(parent_id, [])
-        if context is not None:
-            contexts[parent_id].append(context)
-    return tuple(FannedOut(parent_id, tuple(each)) for parent_id, each in contexts.items())
+    return [claim_answer(ask.context, rows) for ask, rows in zip(asks, answers[: len(asks)], strict=True)]

@@ -1,0 +1,99 @@
+"""Relays and workers beside a broker, killed at the worst moment, and several relays at once."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.faults.broker_process import REFERENCES_AFTER, REFERENCES_BEFORE, SEND_AFTER, SEND_BEFORE
+from tests.faults.broker_stage import RELAY, BrokerStage, broker, go_on, sends_on, sent_all, stage, total
+from tests.faults.handlers import PLAIN
+from tests.faults.plan import Trap
+from tests.faults.publishers import Publisher, publishing_on
+
+__all__ = ["broker", "stage"]
+
+ROWS = 30
+
+
+def test_what_a_relay_took_and_never_sent_is_sent_by_the_next(stage: BrokerStage) -> None:
+    stage.switch()
+    stage.publish(ROWS)
+    victim = stage.relay_that_is_killed(SEND_BEFORE)
+    assert victim.wait_for_end() == -signal.SIGKILL
+    assert stage.one("select count(relayed_at) from core.outbox") == ROWS
+    assert stage.waiting() == 0
+    worker, relay = stage.work(), None
+    worker.wait_for("BrokerBack")
+    relay = stage.relay()
+    stage.assert_clean(delivered=ROWS)
+    stage.nothing_waits()
+    assert total(relay, "Relayed", "resent") + len(worker.said("Finished")) >= ROWS
+
+
+def test_what_a_relay_sent_and_never_counted_is_not_sent_again(stage: BrokerStage) -> None:
+    stage.switch()
+    stage.publish(ROWS)
+    victim = stage.relay_that_is_killed(SEND_AFTER)
+    assert victim.wait_for_end() == -signal.SIGKILL
+    assert stage.waiting() == ROWS
+    relay = stage.relay()
+    relay.wait_for("BrokerBack")
+    stage.publish(ROWS)
+    sent_all(relay, ROWS)
+    stage.work()
+    stage.assert_clean(delivered=2 * ROWS)
+    assert total(relay, "Relayed", "resent") == 0
+    stage.nothing_waits()
+
+
+def test_relays_that_are_killed_again_and_again_lose_nothing(stage: BrokerStage) -> None:
+    stage.switch()
+    worker = stage.work()
+    worker.wait_for("BrokerBack")
+    with publishing_on(Publisher(stage, 1, pause=0.005), Publisher(stage, 2, pause=0.005)):
+        for number in range(4):
+            relay = stage.relay(trap=Trap(at=SEND_BEFORE if number % 2 else SEND_AFTER, action="kill", nth=5))
+            assert relay.wait_for_end() == -signal.SIGKILL
+        sends_on(stage.relay())
+    stage.settle().assert_clean(at_least=40)
+    stage.nothing_waits()
+
+
+def test_two_relays_share_the_work_and_send_nothing_twice(stage: BrokerStage) -> None:
+    # What nobody has lost is not to be taken for lost because the machine is slow.
+    patient = replace(RELAY, batch=5, grace=timedelta(seconds=30))
+    relays = [stage.relay(patient) for _ in range(2)]
+    workers = [stage.work() for _ in range(2)]
+    stage.switched(*relays, *workers)
+    with publishing_on(Publisher(stage, 1, pause=0.005), Publisher(stage, 2, pause=0.005)):
+        for relay in relays:
+            sends_on(relay, by=40)
+    stage.settle().assert_clean(at_least=80)
+    stage.nothing_waits()
+    assert [total(relay, "Relayed", "resent") for relay in relays] == [0, 0]
+    sent = sum(total(relay, "Relayed", "rows") for relay in relays)
+    attempts = stage.one("select sum(attempts) from core.outbox where target is not null")
+    assert sent <= attempts  # once for each life at most: what was late for the switch was not sent at all
+    relays[0].kill()
+    with publishing_on(Publisher(stage, 3)):
+        go_on(*workers)
+    stage.settle().assert_clean(at_least=120)
+
+
+@pytest.mark.parametrize("at", [REFERENCES_BEFORE, REFERENCES_AFTER, "commit.before", "commit.after"])
+def test_a_worker_that_is_killed_with_messages_in_hand_is_replaced(stage: BrokerStage, at: str) -> None:
+    relay, victim = stage.relay(), stage.work("victim", trap=Trap(at=at, action="kill"))
+    stage.switched(relay, victim)
+    stage.publish(ROWS)
+    assert victim.wait_for_end() == -signal.SIGKILL
+    assert stage.waiting() or at.startswith("commit.")  # those were acknowledged after the claim
+    rescuer = stage.work("rescuer")
+    rescuer.wait_for("BrokerBack")
+    stage.publish(ROWS, PLAIN)
+    verdict = stage.assert_clean(delivered=2 * ROWS)
+    assert verdict.external_duplicates == 0
+    stage.nothing_waits()
