@@ -18,10 +18,10 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-system check format bench bench-quick bench-observability docs lock wheel clean faults mutations soak
+.PHONY: help setup demo test test-system test-partitioned check format bench bench-quick bench-observability docs lock wheel clean faults mutations soak
 
 help: ## list the commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv from the lock file (idempotent)
 
@@ -38,8 +38,12 @@ test: setup ## the whole test suite on Postgres 18 (from a wheel)
 # What speaks SQL is tested on both; how it is used, by real processes and under faults, on one version.
 test-system: setup ## the tests of the schema and of what reads it on the system's Postgres (Debian: 15)
 	SPECTRAL_TEST_POSTGRES=system $(PYTEST) -m database tests/migrations tests/conformance \
-	  tests/integration --ignore=tests/integration/delivery --ignore=tests/integration/agent_tasks \
+	  --ignore=tests/conformance/delivery tests/integration --ignore=tests/integration/delivery \
+	  --ignore=tests/integration/relay --ignore=tests/integration/agent_tasks \
 	  --deselect=tests/integration/test_dead_letters_million.py
+
+test-partitioned: setup ## the functions, the flow and the sweep once more, on monthly partitions
+	SPECTRAL_TEST_LAYOUT=partitioned $(PYTEST) tests/migrations tests/integration/delivery tests/integration/test_retention_sweep.py
 
 faults: setup ## the fault tests: real processes, real signals, a real Postgres
 	$(PYTEST) tests/faults

@@ -58,8 +58,10 @@ def test_a_demo_that_is_ended_leaves_nothing_running(tmp_path: Path, number: sig
         for line in demo.stderr:
             if "Publishing" in line:
                 break
+        demo.send_signal(signal.SIGSTOP)  # on a machine that is busy, it might be over before it is looked at
         assert len(processes(mark)) >= 3
         demo.send_signal(number)
+        demo.send_signal(signal.SIGCONT)
         assert demo.wait(PATIENCE) != 0
     eventually(lambda: not processes(mark), "all processes have ended")
     if number is not signal.SIGKILL:
