@@ -275,8 +275,8 @@ alter function core.outbox_relay_lanes(integer, bigint, text, text) owner to spe
 revoke execute on function core.outbox_relay_lanes(integer, bigint, text, text) from public;
 grant execute on function core.outbox_relay_lanes(integer, bigint, text, text) to spectral_worker;
 
--- Takes rows of one lane to be sent, and stamps them: those that were not sent in this life of theirs, and those that
--- were sent longer ago than p_lost and are still pending. Commit before sending: what is stamped and never sent is taken
+-- Takes rows of one lane to be sent, and stamps them: those that were not sent in this life of theirs, or not since the
+-- last switch, and those that were sent longer ago than p_lost and are still pending. Commit before sending: what is stamped and never sent is taken
 -- again by p_lost. Answers nothing at all while the brake is pulled, or while p_broker is not where workers take from.
 --
 -- p_from: start at this due time, as in core.outbox_claim_from; rows that were sent are walked over until they are
@@ -307,6 +307,7 @@ create function core.outbox_relay(
 as $$
 declare
     v_now timestamptz := clock_timestamp();
+    v_switched_at timestamptz;
     v_chosen uuid[];
     v_last timestamptz;
     v_resent integer;
@@ -315,9 +316,8 @@ begin
         raise exception 'to relay needs a limit of at least 1, and a time after which a message is taken for lost'
             using errcode = 'invalid_parameter_value';
     end if;
-    if not exists (select from core.relay where relay.singleton and relay.mode = p_broker)
-        or exists (select from core.brakes where brakes.context in (p_context, '*'))
-    then
+    select relay.switched_at into v_switched_at from core.relay where relay.singleton and relay.mode = p_broker;
+    if not found or exists (select from core.brakes where brakes.context in (p_context, '*')) then
         return;
     end if;
 
@@ -336,6 +336,7 @@ begin
           and (
               outbox.relayed_at is null
               or outbox.relayed_at < outbox.next_attempt_at
+              or outbox.relayed_at < v_switched_at -- to another broker, from which nobody takes any more
               or outbox.relayed_at < v_now - p_lost
           )
         order by outbox.next_attempt_at, outbox.id
@@ -579,10 +580,24 @@ begin
     if p_limit is null or p_limit < 1 or p_late is null then
         raise exception 'a claim needs a limit of at least 1, and a time' using errcode = 'invalid_parameter_value';
     end if;
+    -- The one whose first row has waited longest is served first, as by core.outbox_claim_from.
     for v_line in
         select accepted.generation, heard.channel
         from (select distinct given.generation from unnest(p_generations) as given (generation)) as accepted
         cross join (select distinct given.channel from unnest(p_channels) as given (channel)) as heard
+        cross join lateral (
+            select outbox.next_attempt_at, outbox.id
+            from core.outbox
+            where outbox.status = 'pending'
+              and outbox.deleted_at is null
+              and outbox.generation = accepted.generation
+              and outbox.channel = heard.channel
+              and outbox.target = p_context
+              and outbox.next_attempt_at <= v_late
+            order by outbox.next_attempt_at, outbox.id
+            limit 1
+        ) as head
+        order by head.next_attempt_at, head.id
     loop
         exit when cardinality(v_ids) >= p_limit;
         select outbox.next_attempt_at

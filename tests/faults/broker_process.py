@@ -11,17 +11,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from spectral.core.events import DatabaseSettings, WorkerSettings, failpoints
 from spectral.core.events.bootstrap import relay, worker
-from spectral.core.events.broker_settings import BrokerKind, BrokerSettings, RelaySettings
+from spectral.core.events.broker_settings import BrokerSettings, RelaySettings
 from spectral.core.events.delivery.health import Health
 from spectral.core.events.delivery.listener import Listener
-from spectral.core.events.infrastructure.nats import NatsSender
+from spectral.core.events.infrastructure import nats, redis
 from spectral.core.events.infrastructure.postgres import relay_claims, relay_ear, relay_store
 from spectral.core.events.infrastructure.postgres import worker as postgres_worker
-from spectral.core.events.infrastructure.redis import RedisSender
 from spectral.core.events.probe import BrokerBack, BrokerLost, Note, ReferencesVoid, Relayed, RelaySwitched
 from spectral.core.events.relay.health import RelayHealth
 from spectral.core.events.relay.process import Relay
@@ -30,20 +29,8 @@ from tests.faults.handlers import External, consumers
 from tests.faults.plan import Plan
 from tests.faults.worker_process import CRASHED, Channel, Sprung
 
-PRELOADED: Final = (relay_claims, relay_ear, relay_store, postgres_worker)
+PRELOADED: Final = (nats, redis, relay_claims, relay_ear, relay_store, postgres_worker)
 """What the library imports when it is needed: here before the fork, not after."""
-
-SEND_BEFORE: Final = "send.before"
-"""A trap for relays: rows are stamped, the broker has not heard of them."""
-
-SEND_AFTER: Final = "send.after"
-"""A trap for relays: the broker has them, nothing else has happened since."""
-
-REFERENCES_BEFORE: Final = "references.before"
-"""A trap for workers: messages were received, nothing is claimed."""
-
-REFERENCES_AFTER: Final = "references.after"
-"""A trap for workers: their rows are claimed, the broker has heard of nothing."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -83,31 +70,11 @@ def main(plan: BrokerPlan, line: socket.socket) -> None:
     channel = BrokerChannel(line)
     if plan.trap is not None:
         failpoints.arm(Sprung(plan.trap, channel))
-        _lay_traps(plan.broker.kind)
     try:
         asyncio.run(_run(plan, channel))
     except Exception as error:  # noqa: BLE001  the test reads it; the code says that it ended badly
         channel.say("Ended", error=repr(error)[:500])
         sys.exit(CRASHED)
-
-
-def _lay_traps(kind: BrokerKind) -> None:
-    """Around sends and around claims by reference; the library's own failpoints do not tell these from others."""
-    adapter: Any = {BrokerKind.NATS: NatsSender, BrokerKind.REDIS: RedisSender}[kind]
-    _surround(adapter, "send", SEND_BEFORE, SEND_AFTER)
-    _surround(relay_claims.PostgresReferencedClaims, "claim_these", REFERENCES_BEFORE, REFERENCES_AFTER)
-
-
-def _surround(owner: Any, name: str, before: str, after: str) -> None:  # noqa: ANN401  a class, as it is changed
-    method = getattr(owner, name)
-
-    async def trapped(*given: object) -> object:
-        failpoints.reached(before)
-        answer = await method(*given)
-        failpoints.reached(after)
-        return answer
-
-    setattr(owner, name, trapped)
 
 
 async def _run(plan: BrokerPlan, channel: BrokerChannel) -> None:

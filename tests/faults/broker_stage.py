@@ -26,7 +26,7 @@ from spectral.core.events.infrastructure.redis import RedisSender
 from tests.faults import broker_process
 from tests.faults.broker_process import BrokerPlan
 from tests.faults.crew import PATIENCE, Crew, Note, WorkerProcess, eventually
-from tests.faults.plan import SHORT_TIMES, Trap
+from tests.faults.plan import SHORT_TIMES
 from tests.faults.stage import Stage
 from tests.integration.relay.nats_server import _one_for_this_process as running_nats
 from tests.integration.relay.redis_server import running_redis
@@ -39,7 +39,7 @@ RELAY: Final = RelaySettings(
     reconnect=timedelta(seconds=0.05),
     reconnect_cap=timedelta(seconds=0.5),
 )
-SOON: Final = {"answer": timedelta(seconds=1), "redeliver_after": timedelta(seconds=1)}
+SOON: Final = {"answer": timedelta(seconds=3), "redeliver_after": timedelta(seconds=1)}
 """Of a broker. What is late stays at its half minute: nothing here is to be saved by that unless it says so."""
 
 _SENDERS: Final[dict[BrokerKind, Callable[[BrokerSettings, str], BrokerSender]]] = {
@@ -95,10 +95,6 @@ class BrokerStage(Stage):
         """Start a relay."""
         plan = self._plan("relay")
         return self._start(replace(plan, relay=replace(settings, name=plan.name), **changes))
-
-    def relay_that_is_killed(self, at: str) -> WorkerProcess:
-        """Start a relay that does not come past this place."""
-        return self.relay(trap=Trap(at=at, action="kill"))
 
     def switch(self, mode: str | None = None) -> None:
         """As an operator does: to the broker, unless told where."""

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.faults.broker_process import REFERENCES_AFTER, REFERENCES_BEFORE, SEND_AFTER, SEND_BEFORE
 from tests.faults.broker_stage import RELAY, BrokerStage, broker, go_on, sends_on, sent_all, stage, total
+from tests.faults.crew import eventually
 from tests.faults.handlers import PLAIN
 from tests.faults.plan import Trap
 from tests.faults.publishers import Publisher, publishing_on
@@ -17,30 +17,34 @@ from tests.faults.publishers import Publisher, publishing_on
 __all__ = ["broker", "stage"]
 
 ROWS = 30
+LEASE = {"lease": 1.2}
+TAKEN = Trap(at="relay.taken", action="kill")
+SENT = Trap(at="relay.sent", action="kill")
+PATIENT = replace(RELAY, grace=timedelta(seconds=30))
+"""What nobody has lost is not to be taken for lost because the machine is slow."""
 
 
 def test_what_a_relay_took_and_never_sent_is_sent_by_the_next(stage: BrokerStage) -> None:
     stage.switch()
     stage.publish(ROWS)
-    victim = stage.relay_that_is_killed(SEND_BEFORE)
+    victim = stage.relay(trap=TAKEN)
     assert victim.wait_for_end() == -signal.SIGKILL
     assert stage.one("select count(relayed_at) from core.outbox") == ROWS
     assert stage.waiting() == 0
-    worker, relay = stage.work(), None
-    worker.wait_for("BrokerBack")
     relay = stage.relay()
+    eventually(lambda: total(relay, "Relayed", "resent") >= ROWS, "all are sent again")
+    stage.work()
     stage.assert_clean(delivered=ROWS)
     stage.nothing_waits()
-    assert total(relay, "Relayed", "resent") + len(worker.said("Finished")) >= ROWS
 
 
 def test_what_a_relay_sent_and_never_counted_is_not_sent_again(stage: BrokerStage) -> None:
     stage.switch()
     stage.publish(ROWS)
-    victim = stage.relay_that_is_killed(SEND_AFTER)
+    victim = stage.relay(trap=SENT)
     assert victim.wait_for_end() == -signal.SIGKILL
     assert stage.waiting() == ROWS
-    relay = stage.relay()
+    relay = stage.relay(PATIENT)
     relay.wait_for("BrokerBack")
     stage.publish(ROWS)
     sent_all(relay, ROWS)
@@ -56,7 +60,7 @@ def test_relays_that_are_killed_again_and_again_lose_nothing(stage: BrokerStage)
     worker.wait_for("BrokerBack")
     with publishing_on(Publisher(stage, 1, pause=0.005), Publisher(stage, 2, pause=0.005)):
         for number in range(4):
-            relay = stage.relay(trap=Trap(at=SEND_BEFORE if number % 2 else SEND_AFTER, action="kill", nth=5))
+            relay = stage.relay(trap=replace(TAKEN if number % 2 else SENT, nth=5))
             assert relay.wait_for_end() == -signal.SIGKILL
         sends_on(stage.relay())
     stage.settle().assert_clean(at_least=40)
@@ -64,9 +68,7 @@ def test_relays_that_are_killed_again_and_again_lose_nothing(stage: BrokerStage)
 
 
 def test_two_relays_share_the_work_and_send_nothing_twice(stage: BrokerStage) -> None:
-    # What nobody has lost is not to be taken for lost because the machine is slow.
-    patient = replace(RELAY, batch=5, grace=timedelta(seconds=30))
-    relays = [stage.relay(patient) for _ in range(2)]
+    relays = [stage.relay(replace(PATIENT, batch=5)) for _ in range(2)]
     workers = [stage.work() for _ in range(2)]
     stage.switched(*relays, *workers)
     with publishing_on(Publisher(stage, 1, pause=0.005), Publisher(stage, 2, pause=0.005)):
@@ -84,16 +86,32 @@ def test_two_relays_share_the_work_and_send_nothing_twice(stage: BrokerStage) ->
     stage.settle().assert_clean(at_least=120)
 
 
-@pytest.mark.parametrize("at", [REFERENCES_BEFORE, REFERENCES_AFTER, "commit.before", "commit.after"])
-def test_a_worker_that_is_killed_with_messages_in_hand_is_replaced(stage: BrokerStage, at: str) -> None:
+@pytest.mark.parametrize("at", ["acknowledge.before", "acknowledge.after"])
+def test_a_worker_that_is_killed_after_it_claimed_by_reference_is_replaced(stage: BrokerStage, at: str) -> None:
     relay, victim = stage.relay(), stage.work("victim", trap=Trap(at=at, action="kill"))
     stage.switched(relay, victim)
     stage.publish(ROWS)
     assert victim.wait_for_end() == -signal.SIGKILL
-    assert stage.waiting() or at.startswith("commit.")  # those were acknowledged after the claim
-    rescuer = stage.work("rescuer")
-    rescuer.wait_for("BrokerBack")
+    assert stage.waiting() or at != "acknowledge.before"
+    stage.work("rescuer").wait_for("BrokerBack")
     stage.publish(ROWS, PLAIN)
     verdict = stage.assert_clean(delivered=2 * ROWS)
     assert verdict.external_duplicates == 0
     stage.nothing_waits()
+
+
+def test_a_worker_that_stands_still_before_it_acknowledges_harms_nobody(stage: BrokerStage) -> None:
+    trap = Trap(at="acknowledge.before", action="stop")
+    relay, victim = stage.relay(), stage.work("victim", trap=trap, times=LEASE)
+    stage.switched(relay, victim)
+    stage.publish(ROWS)
+    victim.wait_for("Trapped")
+    rescuer = stage.work("rescuer", times=LEASE)
+    rescuer.wait_for("BrokerBack")
+    stage.assert_clean(delivered=ROWS)
+    victim.signal(signal.SIGCONT)
+    victim.wait_for("WentOn")
+    stage.publish(ROWS)
+    stage.assert_clean(delivered=2 * ROWS)
+    stage.nothing_waits()
+    assert [each.stop() for each in (relay, victim, rescuer)] == [0, 0, 0]

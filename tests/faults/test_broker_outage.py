@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 from spectral.core.migrations import up
 from tests.faults.broker_stage import (
     Broker,
@@ -71,6 +74,7 @@ def test_what_was_taken_from_a_broker_that_comes_back_empty_is_handled_once(stag
 
 
 def test_a_broker_that_hangs_is_left_for_the_database_and_found_again(stage: BrokerStage) -> None:
+    stage.broker.settings = replace(stage.broker.settings, answer=timedelta(seconds=0.8))
     relay, worker = stage.relay(), stage.work()
     stage.switched(relay, worker)
     stage.publish(20)
@@ -84,8 +88,9 @@ def test_a_broker_that_hangs_is_left_for_the_database_and_found_again(stage: Bro
     stage.server.resume()
     for each in (relay, worker):
         each.wait_for("BrokerBack", count=2)
+    sent = total(relay, "Relayed", "rows")
     stage.publish(20)
-    sends_on(relay, by=1)
+    sent_all(relay, sent + 20)
     stage.assert_clean(delivered=60)
     assert [relay.stop(), worker.stop()] == [0, 0]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.broker_stage import BrokerStage, finished, nats, playing, redis, sends_on, total
-from tests.faults.crew import Crew, WorkerProcess, eventually
+from tests.faults.crew import Crew, eventually
 from tests.faults.publishers import Publisher, publishing_on
 from tests.faults.stage import Stage
 
@@ -25,10 +25,6 @@ def everybody(dsn: str, crew: Crew) -> Iterator[tuple[BrokerStage, BrokerStage]]
     with playing(dsn, crew, nats()) as on_nats, playing(dsn, crew, redis()) as on_redis:
         on_redis.ledger = on_nats.ledger
         yield on_nats, on_redis
-
-
-def follow(worker: WorkerProcess, mode: str, times: int = 1) -> None:
-    worker.wait_for("RelaySwitched", mode=mode, count=times)
 
 
 def goes_on(stage: Stage, by: int = 40) -> None:
@@ -52,13 +48,13 @@ def test_switching_from_one_to_the_other_and_back_under_load_loses_nothing(datab
             sends_on(relays[0])
             goes_on(on_nats)
             on_nats.switch("redis")
-            follow(workers[0], "postgres")
+            workers[0].wait_for("RelaySwitched", mode="postgres")
             workers[1].wait_for("BrokerBack")
             sends_on(relays[1])
             goes_on(on_nats)
             on_nats.switch("postgres")
-            follow(workers[1], "postgres")
-            follow(relays[1], "postgres")
+            for each in (relays[1], workers[1]):
+                each.wait_for("RelaySwitched", mode="postgres")
             sent = [total(relay, "Relayed", "rows") for relay in relays]
             goes_on(on_nats)
         on_nats.settle().assert_clean(at_least=160)
@@ -101,14 +97,16 @@ def test_workers_that_are_replaced_one_by_one_are_switched_by_the_command(databa
             for worker in after:
                 worker.wait_for("BrokerBack")
             sends_on(relay)
-            command(stage.dsn, "postgres")
+            stage.switch("postgres")
             for each in (relay, *after):
-                follow(each, "postgres")
+                each.wait_for("RelaySwitched", mode="postgres")
             goes_on(stage)
             assert relay.stop() == 0
         stage.settle().assert_clean(at_least=40)
         assert stage.one(UNSENT) == 0
-        assert stage.rows("select actor, reason, detail ->> 'to' from core.audit where action = 'relay_switch'") == [
+        assert stage.rows(
+            "select actor, reason, detail ->> 'to' from core.audit where action = 'relay_switch' order by id"
+        ) == [
             ("ada", "a test", kind),
             ("ada", "a test", "postgres"),
         ]

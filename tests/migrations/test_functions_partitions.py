@@ -82,6 +82,121 @@ def test_an_id_of_another_month_is_ignored_where_that_was_asked_for(
     assert rows == [(fresh,)]
 
 
+PLAIN_INSERT = (
+    "insert into core.outbox (id, event_type, source, target, generation, channel, idempotency_key, payload)"
+    " values ('{id}', 'worlds.scan.completed', 'worlds', 'platform', 1, 'outbox_gen_1', 'k', '{payload}')"
+)
+IGNORING = PLAIN_INSERT + " on conflict do nothing"
+ESCAPED = r'{{"it\'s": "on conflict do nothing"}}'
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param(IGNORING, id="as it is"),
+        pytest.param(f"-- it's one\n/* * ; */ {IGNORING} returning id; -- done", id="between comments"),
+        pytest.param(IGNORING.replace("core.outbox", '"core"."outbox"'), id="quoted"),
+        pytest.param(
+            f"do $do$ begin perform 1; {IGNORING}; end $do$", id="inside a function, which is not what the client sent"
+        ),
+    ],
+)
+def test_a_statement_that_ignores_known_ids_is_known_by_what_it_says(months: Connection, statement: str) -> None:
+    known = known_id(months, 4)
+    months.execute(statement.format(id=known, payload='{"note": "; it\'\'s"}').encode())
+    assert months.execute("select count(*) from core.outbox").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        pytest.param(PLAIN_INSERT, id="in the payload"),
+        pytest.param(f"{PLAIN_INSERT} /* on conflict do nothing */", id="in a comment"),
+        pytest.param(f"{PLAIN_INSERT} -- on conflict do nothing", id="in the last comment"),
+        pytest.param(PLAIN_INSERT.replace("'{payload}'", f"E'{ESCAPED}'"), id="after an escape"),
+        pytest.param(PLAIN_INSERT.replace("'{payload}'", "$x${payload}$x$"), id="between dollars"),
+        pytest.param(f"{PLAIN_INSERT}; {IGNORING.replace('{id}', str(uuid4()))}", id="in the next statement"),
+    ],
+)
+def test_an_insert_that_does_not_ignore_known_ids_is_refused_whatever_stands_beside_it(
+    months: Connection, statement: str
+) -> None:
+    known = known_id(months, 4)
+    note = '{"note": "on conflict do nothing"}'
+    with pytest.raises(psycopg.errors.UniqueViolation, match="outbox_pkey"):
+        months.execute(statement.format(id=known, payload=note).encode())
+    assert months.execute("select count(*) from core.outbox").fetchone() == (1,)
+
+
+def test_a_function_that_does_not_ignore_known_ids_is_refused_inside_a_statement_that_does(months: Connection) -> None:
+    insert = PLAIN_INSERT.format(id=known_id(months, 4), payload="{}")
+    months.execute(
+        "create function pg_temp.mine() returns text language plpgsql as"
+        f" $$ begin {insert}; return 'k'; end $$".encode()
+    )
+    with pytest.raises(psycopg.errors.UniqueViolation, match="outbox_pkey"):
+        months.execute(
+            "insert into core.outbox (event_type, source, target, generation, channel, idempotency_key)"
+            " values ('worlds.scan.completed', 'worlds', 'platform', 1, 'outbox_gen_1', pg_temp.mine())"
+            " on conflict do nothing"
+        )
+
+
+def test_of_nested_functions_the_inner_statement_decides(months: Connection) -> None:
+    stack = (
+        "PL/pgSQL function core.outbox_refuse_known() line 9 at GET DIAGNOSTICS\n"
+        'SQL statement "insert into core.outbox (id) values (inner_id)%s"\n'
+        "PL/pgSQL function public.inner() line 1 at SQL statement\n"
+        'SQL statement "insert into core.outbox (id) select public.inner()%s"\n'
+        "PL/pgSQL function public.outer() line 1 at SQL statement"
+    )
+    ask, ignoring = "select core.outbox_ignores_known(%s, 'select public.outer()')", " on conflict do nothing"
+    assert months.execute(ask, [stack % ("", ignoring)]).fetchone() == (False,)
+    assert months.execute(ask, [stack % (ignoring, "")]).fetchone() == (True,)
+    assert months.execute(ask, ['first\nSQL function "mine" statement 1']).fetchone() == (False,)
+
+
+def test_the_text_of_a_statement_is_read_once_for_all_its_rows(months: Connection) -> None:
+    known = known_id(months, 4)
+    rows = ", ".join([f"('{known}', 'worlds.scan.completed', 'worlds', 'platform', 1, 'outbox_gen_1', 'k')"] * 20)
+    columns = "id, event_type, source, target, generation, channel, idempotency_key"
+    with months.transaction():
+        months.execute("set local track_functions = 'all'")
+        months.execute(f"insert into core.outbox ({columns}) values {rows} on conflict do nothing".encode())  # noqa: S608
+        read = "select calls from pg_stat_xact_user_functions where funcname = 'outbox_ignores_known'"
+        assert months.execute(read).fetchone() == (1,)
+        with pytest.raises(psycopg.errors.UniqueViolation), months.transaction():
+            months.execute(f"insert into core.outbox ({columns}) values {rows}".encode())  # noqa: S608
+    assert months.execute("select count(*) from core.outbox").fetchone() == (1,)
+
+
+def test_a_publisher_that_acts_for_a_workspace_meets_the_ids_of_others(months: Connection) -> None:
+    known = known_id(months, 4)
+    with months.transaction(force_rollback=True):
+        months.execute("set local role spectral_publisher")
+        months.execute("select set_config('spectral.workspace_id', %s, true)", [str(uuid4())])
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            months.execute(
+                "select core.outbox_publish('worlds.scan.completed', 'worlds', p_target => 'platform',"
+                " p_event_id => %s)",
+                [known],
+            )
+
+
+def test_publishers_workers_and_readers_can_look_at_the_layout_and_change_nothing(months: Connection) -> None:
+    rows = months.execute(
+        "select distinct role, proname from pg_proc,"
+        " unnest(array['spectral_publisher', 'spectral_worker', 'spectral_readonly', 'public']) as role"
+        " where pronamespace = 'core'::regnamespace and proname ~ '^(partition|outbox_(partition|refuse|ignores"
+        "|exchange|views|policies|triggers)|sweep_)' and has_function_privilege(role, oid, 'execute') order by 1, 2"
+    ).fetchall()
+    assert rows == [
+        (role, name)
+        for role in ("spectral_readonly", "spectral_worker")
+        for name in ("outbox_partitions", "partitions_state")
+    ]
+
+
 def test_an_id_of_the_same_month_is_refused_by_the_key(months: Connection) -> None:
     given = "select core.outbox_publish('worlds.scan.completed', 'worlds', p_target => 'platform', p_event_id => %s)"
     known = uuid4()

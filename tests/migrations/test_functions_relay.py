@@ -121,6 +121,14 @@ def test_what_was_sent_too_long_ago_is_sent_again(switched: Connection) -> None:
     assert head["attempts"] == 1
 
 
+def test_what_was_sent_to_the_broker_before_this_one_is_sent_again(switched: Connection) -> None:
+    event_id = publish(switched)
+    assert relayed(switched) == [event_id]
+    switched.execute("select core.relay_switch('redis', 'ada', 'another')")
+    assert relayed(switched, broker="redis") == [event_id]
+    assert relayed(switched, broker="redis") == []
+
+
 def test_nothing_is_sent_before_it_is_due_nor_of_another_lane(switched: Connection) -> None:
     publish(switched, p_delay=timedelta(hours=1))
     publish(switched, target="worlds")
@@ -344,6 +352,20 @@ def test_a_late_claim_takes_no_more_than_asked_for(connection: Connection) -> No
     assert late(connection, timedelta(0), limit=2) == ids[:2]
 
 
+def test_a_late_claim_serves_the_class_first_whose_first_row_has_waited_longest(connection: Connection) -> None:
+    """Or one with more late rows than a claim takes would keep the others waiting for as long as it has them."""
+    for oldest, channel in (("hot", None), (None, "hot")):
+        first = publish(connection, p_class=oldest)
+        for _ in range(3):
+            publish(connection, p_class=channel)
+        (claimed_first, *_), *_ = connection.execute(
+            "select array_agg(id) filter (where id is not null) from core.outbox_claim_late('w', 'platform', '{1}',"
+            " '{outbox_gen_1, outbox_gen_1_hot}', null, 1, '0', '{}')"
+        ).fetchall()
+        assert claimed_first == [first]
+        connection.execute("delete from core.outbox where status = 'pending'")
+
+
 # switching
 
 
@@ -449,6 +471,7 @@ def test_what_is_read_depends_neither_on_history_nor_on_other_lanes(switched: Co
     switched.add_notice_handler(lambda said: plans.append(json.loads((said.message_primary or "").split("\n", 1)[1])))
     switched.execute(EXPLAIN)
     plans.clear()
+    assert len(switched.execute("select from core.outbox_relay_lanes()").fetchall()) == 2
     taken = relayed(switched, limit=20, start=now(switched) - timedelta(hours=1))
     switched.execute("select core.outbox_unrelay(%s::uuid[], now())", [ids])
     got = claimed(switched, *((event_id, 0, 0) for event_id in ids[:10]))

@@ -31,6 +31,16 @@ def test_references_are_taken_in_the_order_they_came() -> None:
     assert len(buffer) == 0
 
 
+def test_if_one_only_is_asked_for_it_is_what_was_attempted_most_often() -> None:
+    """A row that must run alone waits until the worker holds nothing, and is then asked for by itself."""
+    buffer = Buffer()
+    suspect = received(2)
+    suspect = suspect._replace(reference=suspect.reference._replace(attempts=2))
+    buffer.add([received(1), suspect, received(3)], 0.0)
+    assert numbers(buffer.take("platform", None, 1)) == [2]
+    assert numbers(buffer.take("platform", None, 1)) == [1]
+
+
 def test_only_what_is_asked_for_is_taken() -> None:
     buffer = Buffer()
     buffer.add([received(1, "a.b.c"), received(2, "a.b.d"), received(3, "a.b.d", "worlds")], 0.0)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spectral.core.events.broker import BrokerLane, Reference
 from spectral.core.events.channels import channel_for
+from spectral.core.events.infrastructure.nats.shape import deliveries_of
 
 LANE = BrokerLane(7, "outbox_gen_7_hot", "platform")
 REFERENCE = Reference(
@@ -133,3 +134,19 @@ def test_no_message_makes_a_reader_fail(message: bytes) -> None:
 def test_no_field_makes_a_reader_fail(fields: dict[str, object]) -> None:
     read = Reference.decode(json.dumps(json.loads(REFERENCE.encode()) | fields).encode())
     assert read is None or read.lane.is_valid
+
+
+@pytest.mark.parametrize(
+    ("reply", "deliveries"),
+    [
+        ("$JS.ACK.spectral_1_1.worlds--.7.12.3.1700000000000000000.0", 7),
+        ("$JS.ACK.hub.AB12.spectral_1_1.worlds--.7.12.3.1700000000000000000.0", 7),
+        ("$JS.ACK.hub.AB12.spectral_1_1.worlds--.7.12.3.1700000000000000000.0.token", 7),
+        ("_INBOX.nobody", 1),
+        ("", 1),
+    ],
+)
+def test_how_often_nats_has_handed_something_out_is_read_from_where_it_is_acknowledged(
+    reply: str, deliveries: int
+) -> None:
+    assert deliveries_of(reply) == deliveries

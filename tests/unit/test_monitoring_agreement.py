@@ -166,12 +166,12 @@ CASES: Final = (
     ),
     case(
         "half-way to months",
-        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(days=2))),
+        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(days=3))),
         "partitions_unfinished",
     ),
     case(
         "half-way to months, and soon too late",
-        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(hours=23))),
+        look(partitioning=Partitioning(enabled=False, unfinished=True, refuses_in=timedelta(hours=47))),
         "partitions_unfinished",
         "SpectralPartitionsUnfinished",
     ),

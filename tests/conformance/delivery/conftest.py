@@ -12,7 +12,7 @@ from spectral.core.embedded import PostgresServer, database_of
 from spectral.core.events import Consumer
 from spectral.core.events.broker_settings import BrokerKind, BrokerSettings
 from spectral.core.migrations import up
-from tests.conformance.delivery.stage import NEVER_LATE, Stage, open_stage
+from tests.conformance.delivery.stage import NEVER, Stage, open_stage
 from tests.conftest import TEMPLATE
 from tests.integration.delivery.platform_worker import AT_ONCE
 from tests.integration.relay.nats_server import nats_server
@@ -58,7 +58,11 @@ def broker(request: pytest.FixtureRequest, substrate_and_layout: tuple[str, str]
         return None
     server = request.getfixturevalue(f"{substrate}_server")
     return BrokerSettings(
-        kind=BrokerKind(substrate), url=server.url, late=NEVER_LATE, redeliver_after=timedelta(seconds=2)
+        kind=BrokerKind(substrate),
+        url=server.url,
+        answer=timedelta(seconds=15),  # on a busy machine; whoever gives a broker up takes another way
+        redeliver_after=timedelta(seconds=8),
+        late=NEVER,
     )
 
 

@@ -7,7 +7,7 @@ each claim with the statement that made it, and every test ends with a look at w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -26,14 +26,21 @@ from spectral.core.events.relay.process import Relay
 from tests.integration.delivery.platform_worker import SETTINGS, Bench, Changes, Notes, soon, until
 from tests.migrations.schema import role
 
-NEVER_LATE: Final = timedelta(hours=1)
-"""No row is claimed from the database because its message is late: if messages do not come, a test must not pass."""
+NEVER: Final = timedelta(hours=1)
+"""In these tests no row is claimed because its message is late, and none is sent again because its message seems lost.
+
+Whoever loses a message on a fair day is not to be saved by what is there for foul ones.
+"""
 
 RELAY: Final = RelaySettings(
     poll=timedelta(seconds=0.2),  # by which it finds retries: nobody announces those
-    grace=timedelta(seconds=0.3),
+    grace=NEVER,
+    lost=NEVER,
     reconnect=timedelta(seconds=0.05),
 )
+
+FORGIVING: Final = replace(RELAY, grace=timedelta(seconds=0.3))
+"""A relay that sends again what seems lost, soon."""
 
 _WITNESS: Final = """
 create table public.claims (
@@ -71,38 +78,46 @@ class Stage(Bench):
 
     @asynccontextmanager
     async def running(self, *consumers: Consumer, **changes: Unpack[Changes]) -> AsyncIterator[Listener]:
-        """A worker that runs while the block does; from the first on it takes from where it should."""
+        """A worker that runs while the block does, and takes from where it should when the block begins."""
         async with super().running(*consumers, **changes) as listener:
             await self._takes(listener)
             yield listener
 
     @asynccontextmanager
-    async def mortal(self, *consumers: Consumer, **changes: Unpack[Changes]) -> AsyncIterator[None]:
-        """A worker that dies with the block, in the middle of whatever it does then, and does not tell the database."""
+    async def mortal(self, *consumers: Consumer, **changes: Unpack[Changes]) -> AsyncIterator[Callable[[], None]]:
+        """A worker, and how to kill it: in the middle of whatever it does, and it cannot tell the database."""
         with role(self.dsn, groups=("spectral_worker",)) as own:
             await self.execute("grant insert on public.effects to spectral_worker")
             listener = self._worker(own, *consumers, **changes)
             task = asyncio.create_task(listener.run())
+
+            def die() -> None:
+                # Nothing of the worker runs between the two.
+                self._cut_off(str(conninfo_to_dict(own)["user"]))
+                task.cancel()
+
             try:
                 await soon(listener.started())
                 await self._takes(listener)
-                yield
+                yield die
             finally:
-                self._cut_off(conninfo_to_dict(own)["user"])  # nothing of the worker runs between this and the next
-                task.cancel()
+                if not task.cancelling():
+                    die()
                 await asyncio.wait({task})
 
     @asynccontextmanager
-    async def relaying(self) -> AsyncIterator[Relay | None]:
+    async def relaying(self, settings: RelaySettings = RELAY) -> AsyncIterator[Relay | None]:
         """A relay that runs while the block does, if there is a broker to send to."""
         if self.broker is None:
             yield None
             return
         await self.execute("select core.relay_switch(%s, 'ada', 'test')", self.way)
-        running = relay(settings=RELAY, broker=self.broker, database=DatabaseSettings(dsn=self.dsn), probe=self.relayed)
+        running = relay(
+            settings=settings, broker=self.broker, database=DatabaseSettings(dsn=self.dsn), probe=self.relayed
+        )
         task = asyncio.create_task(running.run())
         try:
-            await until(lambda: running.health().is_ready and running.health().listening)
+            await until(lambda: task.done() or (running.health().is_ready and running.health().listening))
             yield running
         finally:
             running.stop()
@@ -133,25 +148,27 @@ class Stage(Bench):
         name = listener.health().worker
         await until(lambda: listener.health().takes_from == self.way)
         if self.broker is not None:
-            # A search may still be under way; afterwards the same connection looks for what is late, first of all.
+            # A search may still be under way; what follows it on the same connection is what a receiving worker asks.
             await until(
                 lambda: self.value(
-                    "select bool_or(state = 'idle' and query like '%%core.outbox_claim_late(%%') from pg_stat_activity"
-                    " where datname = current_database() and application_name = %s",
+                    r"select bool_or(state = 'idle' and query ~ 'core\.outbox_claim_(late|these)\(')"
+                    " from pg_stat_activity where datname = current_database() and application_name = %s",
                     f"spectral claim {name}",
                 )
             )
         self._takes_since[name] = await self.value("select clock_timestamp()")
 
-    def _cut_off(self, login: object) -> None:
+    def _cut_off(self, login: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as outside:
-            outside.execute(sql.SQL("alter role {} nologin").format(sql.Identifier(str(login))))
+            outside.execute(sql.SQL("alter role {} nologin").format(sql.Identifier(login)))
             outside.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where usename = %s", [login])
 
 
 @asynccontextmanager
 async def open_stage(dsn: str, broker: BrokerSettings | None) -> AsyncIterator[Stage]:
     """A stage on this database, with a table that handlers write to, and a relay if there is a broker."""
+    unseen: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
         await connection.execute("create table public.effects (handler text, number integer)")
         await connection.execute(_WITNESS)
@@ -159,3 +176,4 @@ async def open_stage(dsn: str, broker: BrokerSettings | None) -> AsyncIterator[S
         async with stage.relaying():
             yield stage
         await stage.check_the_way()
+    assert unseen == [], "errors that nobody looked at"

@@ -103,7 +103,7 @@ async def test_a_delayed_event_is_not_delivered_before_it_is_due(stage: Stage, p
 
 async def test_what_is_handed_over_is_run_by_the_generation_it_goes_to(stage: Stage, seen: Counter[int]) -> None:
     """Under way: a message that names the generation of before leads nowhere."""
-    left = counting(Counter())
+    behind: Counter[int] = Counter()
     async with connect(stage.dsn, "test") as operator:
         await stage.publish(*range(10))
         await until(lambda: stage.broker is None or stage.value("select count(relayed_at) = 10 from core.outbox"))
@@ -115,5 +115,5 @@ async def test_what_is_handed_over_is_run_by_the_generation_it_goes_to(stage: St
     assert done.moved == 10
     assert seen == Counter(range(10))
     assert await stage.value("select array_agg(distinct generation) from core.outbox") == [2]
-    await stage.drain(left)
-    assert seen == Counter(range(10))
+    await stage.drain(counting(behind))
+    assert behind == {}

@@ -11,7 +11,7 @@ from spectral.core.events import Consumer, RetryPolicy, Transaction
 from spectral.core.events.delivery.health import State
 from spectral.core.events.probe import LeaseWasLost, Quarantined
 from spectral.core.operations.brakes import pull_brake, release_brake
-from tests.conformance.delivery.stage import Stage
+from tests.conformance.delivery.stage import FORGIVING, Stage
 from tests.integration.delivery.platform_worker import (
     AT_ONCE,
     COMPLETED,
@@ -101,12 +101,13 @@ async def test_what_a_dead_worker_held_is_taken_over_and_takes_effect_once(stage
     async def project(scan: Scan, tx: Transaction) -> None:
         await write_effect(tx, "project", scan.number)
 
-    async with stage.mortal(hanging, name="mortal"):
+    async with stage.mortal(hanging, name="mortal") as die:
         (event_id,) = await stage.publish(1)
         await soon(began.wait())
-    assert await stage.statuses() == {"in_flight": 1}
-    async with stage.running(quick, times=SOON_TAKEN_OVER):
-        await until(lambda: stage.all_are("delivered"))
+        die()
+        assert await stage.statuses() == {"in_flight": 1}
+        async with stage.running(quick, times=SOON_TAKEN_OVER):
+            await until(lambda: stage.all_are("delivered"))
     row = await stage.row(event_id)
     assert await stage.effects() == [("project", 1)]
     assert (row["attempts"], row["last_error"]) == (2, "WorkerLostError: worker mortal is gone")
@@ -235,6 +236,7 @@ async def test_nothing_is_run_while_the_brake_is_pulled_and_everything_when_it_i
 async def test_the_brake_lets_what_runs_be_finished_and_holds_what_was_on_its_way(
     stage: Stage, platform: Consumer
 ) -> None:
+    """With a broker: whatever is received meanwhile leads to nothing, and is sent again afterwards."""
     seen: Counter[int] = Counter()
     began, go_on = asyncio.Event(), asyncio.Event()
     elsewhere = Elsewhere()
@@ -246,6 +248,7 @@ async def test_the_brake_lets_what_runs_be_finished_and_holds_what_was_on_its_wa
         seen[scan.number] += 1
 
     async with (
+        stage.relaying(FORGIVING),
         stage.running(platform, elsewhere.consumer, concurrency=2) as worker,
         connect(stage.dsn, "test") as operator,
     ):
@@ -268,6 +271,7 @@ async def test_the_brake_lets_what_runs_be_finished_and_holds_what_was_on_its_wa
 async def test_who_loses_every_connection_to_the_database_goes_on_where_it_was(
     stage: Stage, platform: Consumer
 ) -> None:
+    """With a broker: the relays do, too, and whatever one of them had in hand is sent again."""
     runs: Counter[int] = Counter()
     go_on = asyncio.Event()
 
@@ -277,7 +281,7 @@ async def test_who_loses_every_connection_to_the_database_goes_on_where_it_was(
         await write_effect(tx, "project", scan.number)
         await go_on.wait()
 
-    async with stage.running(platform):
+    async with stage.relaying(FORGIVING), stage.running(platform):
         await stage.publish(*range(5))
         await until(lambda: runs)
         await stage.terminate("%")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from spectral.core.events.bootstrap import publishing as publishing_with
 from spectral.core.events.testing import EFFECTS_SCHEMA, Ledger, check, record_effect, settle_down
 from spectral.core.partitions import EnableOptions, Layout, Progress, Step, disable, enable, partition_status
 from tests.integration.delivery.platform_worker import open_bench
+from tests.integration.partitions.rows import write
 
 IMPATIENT = EnableOptions(give_up_after=timedelta(seconds=1))
 STEPS = [Step.PREPARE, Step.INDEX, Step.BOUND, Step.SWITCH]
@@ -228,18 +230,17 @@ async def test_two_at_once_do_not_meet(plain: str, owner: Database) -> None:
     refused: list[str] = []
 
     async def second() -> None:
-        async with connect(plain, "second") as other:
+        async with connect(plain, "second") as database:
             with pytest.raises(RefusedError) as error:
-                await enable(other, by="bob")
+                await enable(database, by="bob")
             refused.append(str(error.value))
 
     def at_the_index(progress: Progress) -> None:
-        if progress.step == Step.INDEX and not waiting:
-            waiting.append(asyncio.create_task(second()))
+        if progress.step == Step.INDEX and not refused:  # the first one stands still until the second was answered
+            other.submit(asyncio.run, second()).result()
 
-    waiting: list[asyncio.Task[None]] = []
-    await enable(owner, by="ann", on_progress=at_the_index)
-    await asyncio.gather(*waiting)
+    with ThreadPoolExecutor(1) as other:
+        await enable(owner, by="ann", on_progress=at_the_index)
     assert refused == ["somebody else is changing the partitions"]
 
 
@@ -390,3 +391,76 @@ async def test_a_copy_of_the_dedup_log_that_was_broken_off_is_taken_up_again(pla
         assert (await enable(database, by="ann", options=options)).dedup is Layout.PARTITIONED
         assert await database.value("select count(*) from core.event_handled") == 1999
         assert await database.value("select to_regclass('core.event_handled_hashed')") is None
+
+
+async def test_records_that_move_behind_the_copy_are_copied_all_the_same(plain: str, owner: Database) -> None:
+    """A sweep writes a new version of what it puts away, at the end of the table."""
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(
+            "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+            " select 'platform.project', i::text, gen_random_uuid() from generate_series(1, 2000) as i"
+        )
+
+        def put_away(progress: Progress) -> None:
+            if "copied" in progress.message:
+                connection.execute("update core.event_handled set deleted_at = now() where deleted_at is null")
+
+        await enable(owner, by="ann", options=EnableOptions(dedup=True, copy_at_once=2), on_progress=put_away)
+    assert await owner.tuples("select count(*), count(deleted_at) from core.event_handled") == [(2000, 2000)]
+
+
+async def break_off_the_copy(dsn: str) -> None:
+    def stop(progress: Progress) -> None:
+        if "copied" in progress.message:
+            raise KeyboardInterrupt
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+            " values ('platform.project', 'k', gen_random_uuid())"
+        )
+    async with connect(dsn, "doomed") as database:
+        with pytest.raises(KeyboardInterrupt):
+            await enable(database, by="ann", options=EnableOptions(dedup=True), on_progress=stop)
+
+
+async def test_a_copy_of_the_dedup_log_is_taken_back_though_the_outbox_stays_in_months(
+    plain: str, owner: Database
+) -> None:
+    status = await enable(owner, by="ann")
+    with psycopg.connect(plain, autocommit=True) as connection:
+        write(connection, status.boundary or status.now)
+    await break_off_the_copy(plain)
+    status = await disable(owner, by="ann")
+    assert (status.layout, status.dedup, status.reversible) == (Layout.PARTITIONED, Layout.PLAIN, False)
+    assert await owner.value("select to_regclass('core.event_handled_hashed')") is None
+    with pytest.raises(RefusedError, match="no way back"):
+        await disable(owner, by="ann")
+
+
+async def test_a_copy_of_a_dedup_log_that_has_changed_since_is_begun_anew(plain: str, owner: Database) -> None:
+    await break_off_the_copy(plain)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute("alter table core.event_handled add column note text")
+    assert (await enable(owner, by="ann", options=EnableOptions(dedup=True))).dedup is Layout.PARTITIONED
+    assert await owner.value("select count(*) from core.event_handled") == 1
+
+
+async def test_a_promise_that_is_past_refuses_nothing_as_soon_as_the_conversion_goes_on(
+    plain: str, owner: Database
+) -> None:
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute("set timezone = 'UTC'")
+        connection.execute(
+            "alter table core.outbox add constraint outbox_before_boundary check (created_at < '2026-01-01')"
+        )
+        with pytest.raises(psycopg.errors.CheckViolation):
+            publish_many(plain, 1)
+    assert (await partition_status(owner)).under_way
+
+    def publish(progress: Progress) -> None:
+        if progress.step == Step.INDEX:
+            publish_many(plain, 1)
+
+    assert (await enable(owner, by="ann", on_progress=publish)).layout is Layout.PARTITIONED
+    assert await owner.value("select count(*) from core.outbox") == 2

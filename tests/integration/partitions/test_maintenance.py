@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 
-from spectral.core.database import Database, RefusedError, connect
+from spectral.core.database import Database, NotFoundError, RefusedError, connect
 from spectral.core.partitions import Keep, Maintained, Progress, enable, maintain, partition_status
 from spectral.core.retention import RetentionPolicy, Subject, SweepOptions, registry_of, sweep
+from tests.integration.delivery.platform_worker import until
 from tests.integration.partitions.rows import Connection, month, name_of, write
 
 DAY = timedelta(days=1)
@@ -233,3 +236,115 @@ async def test_the_sweep_takes_back_the_promise_of_a_conversion_that_nobody_fini
     assert (await partition_status(owner)).bound_until is not None
     await sweep(owner)
     assert (await partition_status(owner)).bound_until is None
+
+
+def replay_and_deliver(dsn: str, row_id: UUID) -> None:
+    """A discard is taken back, and its event replayed and delivered."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("set role spectral_operator")
+        connection.execute("update core.outbox set deleted_at = null where id = %s", [row_id])
+        connection.execute("select core.outbox_replay(%s, 1, 'ann')", [row_id])
+        connection.execute("reset role")
+        connection.execute(
+            "select from core.outbox_claim_from('w', 'platform', '{1}', '{outbox_gen_1}', null, 1, null, 100, '{}')"
+        )
+        connection.execute(
+            "select core.outbox_deliver(array[id], array[claim_token], '{}', '{}') from core.outbox where id = %s",
+            [row_id],
+        )
+
+
+async def test_what_is_replayed_and_delivered_while_a_month_is_looked_at_keeps_it(
+    months: str, admin: Connection, retention: Database
+) -> None:
+    (discarded,) = write(admin, month(admin, -3), "failed", put_away=LONG_AGO)
+    with psycopg.connect(months) as holder:
+        # after every row was looked at, the lock on the month is waited for: vacuum has it
+        holder.execute(f"lock table only core.{name_of(admin, -3)} in share update exclusive mode".encode())
+        dropping = asyncio.create_task(maintain(retention, by="ann"))
+        waits = "select count(*) from pg_locks where not granted and mode = 'ShareUpdateExclusiveLock'"
+        await until(lambda: admin.execute(waits).fetchone() == (1,))
+        await asyncio.to_thread(replay_and_deliver, months, discarded)
+        holder.rollback()
+        assert (await dropping).dropped == ()
+    found = admin.execute("select status, deleted_at from core.outbox where id = %s", [discarded]).fetchone()
+    assert found == ("delivered", None)
+
+
+async def test_a_transaction_that_sees_only_its_beginning_drops_nothing(admin: Connection) -> None:
+    """Events that came while it waited for the lock would be gone."""
+    with admin.transaction():
+        admin.execute("set transaction isolation level repeatable read")
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="see what others have committed"):
+            admin.execute("select core.partition_drop(%s, %s, %s, 'ann')", [name_of(admin, -3), DAY, DAY])
+
+
+async def test_a_month_to_come_is_not_dropped_however_it_is_asked_for(admin: Connection) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        admin.execute("select core.partition_drop(%s, %s, %s, 'ann')", [name_of(admin, 3), timedelta(days=-999), DAY])
+
+
+@pytest.mark.parametrize("left", [0, 2])
+async def test_bounds_that_somebody_who_was_killed_has_left_on_the_default_partition_are_taken_back(
+    admin: Connection, retention: Database, left: int
+) -> None:
+    drop(admin, *(name_of(admin, later) for later in range(4)))
+    (lost,) = write(admin, month(admin, 0))
+    assert await retention.value("select core.partitions_mend_bind()") is not None
+    if left:
+        admin.execute("alter table core.outbox_default drop constraint outbox_default_bounds")
+        write(admin, month(admin, 12))
+        admin.execute(
+            "alter table core.outbox_default add constraint outbox_default_bounds check (created_at < now()) not valid"
+        )
+    else:
+        admin.execute("delete from core.outbox where id = %s", [lost])
+    await maintain(retention, by="ann")
+    write(admin, month(admin, 24))
+    assert (await partition_status(retention)).default_rows == left + 1
+
+
+async def test_two_that_mend_at_once_are_harmless(months: str, admin: Connection) -> None:
+    drop(admin, *(name_of(admin, later) for later in range(4)))
+    write(admin, month(admin, 0), count=5)
+
+    async def one(name: str) -> Maintained:
+        async with connect(months, name) as database:
+            return await maintain(database, by=name)
+
+    done = await asyncio.gather(*(one(name) for name in ("ann", "bob", "cid")))
+    assert len([each.mended for each in done if each.mended is not None]) <= 1
+    async with connect(months, "tests") as database:
+        await maintain(database, by="ann")
+        status = await partition_status(database)
+    assert (status.default_rows, status.months_ahead) == (0, 3)
+    write(admin, month(admin, 24))  # and no bounds are left
+
+
+async def test_beside_a_large_default_partition_no_month_is_made_under_its_lock(
+    admin: Connection, retention: Database
+) -> None:
+    drop(admin, name_of(admin, 3))
+    write(admin, month(admin, -30))
+    with admin.transaction(force_rollback=True):
+        # as large as it would have to be for the lock to be felt
+        source: Any = admin.execute("select pg_get_functiondef('core.partition_create'::regproc)").fetchone()
+        admin.execute(source[0].replace("128 * 1024 * 1024", "0").encode())
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="too large"):
+            admin.execute("select core.partition_create(%s, 'ann')", [month(admin, 3)])
+    assert (await maintain(retention, by="ann")).created == (name_of(admin, 3),)
+
+
+async def test_a_sweep_that_comes_to_a_month_while_it_is_dropped_goes_on(
+    months: str, admin: Connection, retention: Database
+) -> None:
+    name = name_of(admin, -3)
+    ask = "select * from core.sweep_outbox_leaf('me', %s, 0, 1, '1 day', '1 day', 10, true)"
+    with psycopg.connect(months) as other:
+        other.execute(psycopg.sql.SQL("drop table core.{}").format(psycopg.sql.Identifier(name)))
+        sweeping = asyncio.create_task(retention.tuples(ask, [name]))
+        waits = "select count(*) from pg_locks where not granted and mode = 'AccessShareLock'"
+        await until(lambda: admin.execute(waits).fetchone() == (1,))
+        other.commit()
+        with pytest.raises(NotFoundError):
+            await sweeping

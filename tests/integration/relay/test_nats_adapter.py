@@ -21,6 +21,7 @@ from spectral.core.events.broker import BrokerLane, BrokerLostError, Received, R
 from spectral.core.events.broker_settings import BrokerKind, BrokerSettings
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.nats import Limits, NatsReceiver, NatsSender, shape
+from spectral.core.events.infrastructure.nats import receiver as receiver_module
 from tests.integration.relay.nats_server import GUEST, PASSWORD, URL_PASSWORD, USER, NatsServer, nats_server
 
 __all__ = ["nats_server"]
@@ -298,6 +299,19 @@ class TestRoom:
         while await sender.waiting(LANE):  # noqa: ASYNC110  the server does not tell
             await asyncio.sleep(0.02)
         assert await receiver.receive(1, NOT_LONG) == []
+
+    async def test_what_nobody_wants_is_removed_before_it_can_no_longer_be_handed_out(
+        self, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else it stays in the stream, uncounted: the relay sends another, and so on until nothing has room."""
+        monkeypatch.setattr(receiver_module, "MAX_DELIVER", 2)
+        sender, receiver = await broker.sending(), await broker.receiving()
+        await sender.send([reference()])
+        for _ in range(2):
+            await receiver.give_back(await receiver.receive(1, SOON))
+        state = (await broker.ask(f"STREAM.INFO.{broker.prefix}_1"))["state"]
+        assert isinstance(state, dict)
+        assert state["messages"] == await sender.waiting(LANE) == 0
 
 
 class TestCancellation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -37,6 +38,7 @@ CALLS: dict[str, Call] = {
     "send": lambda sender, _receiver, _held: sender.send([reference()]),
     "waiting": lambda sender, _receiver, _held: sender.waiting(PLAIN),
     "forget": lambda sender, _receiver, _held: sender.forget(1),
+    "check": lambda sender, _receiver, _held: sender.check(),
     "the receiver's open": lambda _sender, receiver, _held: receiver.open([PLAIN]),
     "receive": lambda _sender, receiver, _held: receiver.receive(1, AT_ONCE),
     "acknowledge": lambda _sender, receiver, held: receiver.acknowledge(held),
@@ -89,6 +91,26 @@ async def test_a_receiver_that_waits_learns_at_once_that_the_server_is_gone(stag
     stage.server.kill()
     with pytest.raises(BrokerLostError):
         await waiting
+
+
+async def test_a_look_that_was_left_behind_ends_without_a_complaint(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waited for it was cancelled, then the server went: nobody is there to retrieve what it raised."""
+    receiver = await stage.receiver(PLAIN)
+    before = asyncio.all_tasks()
+    waiting = asyncio.create_task(receiver.receive(1, PATIENTLY))
+    await stage.until_somebody_waits()
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    left_behind = asyncio.all_tasks() - before
+    assert left_behind
+    stage.server.kill()
+    await asyncio.wait(left_behind)
+    await receiver.close()
+    del waiting, left_behind
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_receive_that_goes_on_while_it_is_opened_anew_is_lost_and_not_cancelled(stage: Stage) -> None:

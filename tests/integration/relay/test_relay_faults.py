@@ -8,14 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from spectral.core.events import Consumer, DatabaseSettings, EventEnvelope
+from spectral.core.events import DatabaseSettings
 from spectral.core.events.bootstrap import relay, worker
 from spectral.core.events.broker import Received
 from spectral.core.events.delivery.health import State
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.probe import BrokerLost, ReferencesVoid, Relayed, SubstrateLost
 from spectral.core.events.relay.health import RelayState
-from tests.integration.delivery.platform_worker import AT_ONCE, COMPLETED, SETTINGS, until
+from tests.integration.delivery.platform_worker import SETTINGS, until
 from tests.integration.relay.relay_stage import RELAY, RelayStage, counting, nats_server, redis_server, stage
 
 __all__ = ["nats_server", "redis_server", "stage"]
@@ -152,26 +152,6 @@ async def test_a_broker_nobody_can_log_in_to_leaves_the_worker_on_the_database(s
         assert listener.health().has_fallen_back
     told = [note.error for note in [*stage.bench.notes.of(BrokerLost), *stage.notes.of(BrokerLost)]]
     assert all("wr0ng" not in error for error in told)
-
-
-async def test_rows_that_a_broker_has_no_room_for_stay_for_later(stage: RelayStage) -> None:
-    """A worker that is slow holds up its lane; what does not fit is not lost, and nobody is told otherwise."""
-    seen: list[int] = []
-    turn = asyncio.Semaphore(0)
-    slow = Consumer("platform", retry=AT_ONCE)
-
-    @slow.on(COMPLETED)
-    async def wait(envelope: EventEnvelope) -> None:
-        await turn.acquire()
-        seen.append(envelope.payload["number"])
-
-    await stage.switch(stage.settings.kind)
-    async with stage.relaying(replace(RELAY, batch=2, most_waiting=2)), stage.working(slow, concurrency=1):
-        await stage.bench.publish(*range(20))
-        for _ in range(20):
-            turn.release()
-        await until(lambda: stage.bench.all_are("delivered"))
-    assert sorted(seen) == list(range(20))
 
 
 async def test_a_relay_on_a_database_that_does_not_let_it_in_says_what_to_do(stage: RelayStage) -> None:

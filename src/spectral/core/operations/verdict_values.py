@@ -77,7 +77,7 @@ class Limits:
     ack: timedelta = timedelta(milliseconds=500)
     relay_lag: timedelta = timedelta(seconds=20)
     months: int = 1
-    promise: timedelta = timedelta(days=1)
+    promise: timedelta = timedelta(days=2)
 
 
 def worst(levels: list[Level]) -> Level:

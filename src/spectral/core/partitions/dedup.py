@@ -41,6 +41,11 @@ async def convert_dedup(
         await patiently(database, "select core.partitions_dedup_switch(%s, %s)", who, options.give_up_after, tell)
 
 
+async def is_copying(database: Database) -> bool:
+    """Whether a copy was begun, and not exchanged."""
+    return bool(await database.value("select to_regclass('core.event_handled_hashed') is not null"))
+
+
 async def undo_dedup(database: Database, options: EnableOptions, who: tuple[str, str | None]) -> None:
     """Take the twin and the trigger away, if they are there and the exchange was not made."""
     with lockable(_TABLE):

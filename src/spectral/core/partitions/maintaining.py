@@ -26,6 +26,7 @@ _PATIENCE: Final = timedelta(seconds=10)
 _MISSING: Final = (
     "select month, 'outbox_' || core.partition_month_name(month) from core.partitions_missing(%s) as month"
 )
+_UNBIND: Final = "select core.partitions_mend_unbind()"
 _DROP: Final = "select core.partition_drop(%s, %s, %s, %s)"
 
 
@@ -49,7 +50,7 @@ async def maintain(database: Database, keep: Keep | None = None, *, by: str, dry
     if dry_run:
         return await _preview(database, status, keep)
     try:
-        mended = await _mend(database, by) if status.default_rows else None
+        mended = await _mend(database, by, rows=status.default_rows)
         created = await _create(database, by, lenient=bool(status.default_rows))
     except DatabaseTooSlowError:
         return Maintained(default_rows=status.default_rows, busy=True)
@@ -78,16 +79,20 @@ async def _preview(database: Database, status: PartitionStatus, keep: Keep) -> M
     )
 
 
-async def _mend(database: Database, by: str) -> str | None:
+async def _mend(database: Database, by: str, *, rows: int) -> str | None:
     """Make the default partition that of the time after the last month, if its rows are of that time."""
-    if await patiently(database, "select core.partitions_mend_bind()", [], _PATIENCE) is None:
+    if not rows or await patiently(database, "select core.partitions_mend_bind()", [], _PATIENCE) is None:
+        # what somebody who was killed has promised would refuse events one day
+        await patiently(database, _UNBIND, [], _PATIENCE)
         return None
     try:
         await patiently(database, "select core.partitions_mend_validate()", [], _PATIENCE)
         name: str = await patiently(database, "select core.partitions_mend(%s)", [by], _PATIENCE)
-    except BaseException:  # a cancellation too: its bounds would refuse events one day
+    except BaseException as error:  # a cancellation too
         with suppress(SpectralError):
-            await patiently(database, "select core.partitions_mend_unbind()", [], _PATIENCE)
+            await patiently(database, _UNBIND, [], _PATIENCE)
+        if isinstance(error, RefusedError):  # somebody else was quicker, or a row of another time came in between
+            return None
         raise
     return name
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from spectral.core.database import RefusedError
 from spectral.core.events.failure import SpectralError
 from spectral.core.partitions import judging
-from spectral.core.partitions.dedup import convert_dedup, undo_dedup
+from spectral.core.partitions.dedup import convert_dedup, is_copying, undo_dedup
 from spectral.core.partitions.grants import copy_grants
 from spectral.core.partitions.patience import alone, outside_transactions, patiently, require_owner, without_limit
 from spectral.core.partitions.reading import partition_status, read_state
@@ -100,23 +100,29 @@ async def disable(
 ) -> PartitionStatus:
     """Take back what was done, from wherever the conversion is. A dedup log that lies by hash already stays so.
 
+    Where the outbox can no longer be one table, a copy of the dedup log that is under way is still taken back.
+
     Raises:
         RefusedError: a partition other than the table from before has rows, or the lock was not to be had.
         OperationError: the database could not be asked.
     """
     options, teller = options or EnableOptions(), Teller(on_progress)
-    judging.require_reversible(await read_state(database))
+    state, copying = await read_state(database), await is_copying(database)
+    if not copying:
+        judging.require_reversible(state)
     if not dry_run:
         async with alone(database):
-            with lockable("core.outbox"):
-                await patiently(
-                    database,
-                    "select core.partitions_undo(%s, %s)",
-                    [by, reason],
-                    options.give_up_after,
-                    teller.attempts("undo", 1, "core.outbox as it was"),
-                )
-            await undo_dedup(database, options, (by, reason))
+            if copying:
+                await undo_dedup(database, options, (by, reason))
+            if state.reversible or not state.partitioned:
+                with lockable("core.outbox"):
+                    await patiently(
+                        database,
+                        "select core.partitions_undo(%s, %s)",
+                        [by, reason],
+                        options.give_up_after,
+                        teller.attempts("undo", 1, "core.outbox as it was"),
+                    )
     return await partition_status(database)
 
 
@@ -125,7 +131,7 @@ async def _convert(database: Database, teller: Teller, options: EnableOptions, w
     if state.partitioned:
         return
     try:
-        boundary = await _prepare(database, teller, state, who)
+        boundary = await _prepare(database, teller, state, options, who)
         await _index(database, teller)
         await _bind(database, teller, options, boundary)
         with lockable("core.outbox"):
@@ -142,9 +148,14 @@ async def _convert(database: Database, teller: Teller, options: EnableOptions, w
         raise
 
 
-async def _prepare(database: Database, teller: Teller, state: State, who: tuple[str, str | None]) -> datetime:
+async def _prepare(
+    database: Database, teller: Teller, state: State, options: EnableOptions, who: tuple[str, str | None]
+) -> datetime:
     if state.prepared and state.boundary is not None and state.boundary - state.now >= _ENOUGH:
         return state.boundary
+    if state.bound_until is not None:  # somebody was killed, and what was promised then is near, or past
+        with lockable("core.outbox"):
+            await patiently(database, "select core.partitions_unbind()", [], options.give_up_after)
     teller.tell(Step.PREPARE, 1, "an empty partitioned table beside core.outbox")
     boundary: datetime = await database.value(_BOUNDARY)
     async with database.transaction():

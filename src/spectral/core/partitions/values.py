@@ -105,7 +105,7 @@ class PartitionStatus:
     @property
     def under_way(self) -> bool:
         """Whether a conversion was begun and is not done."""
-        return self.layout is Layout.PLAIN and bool(self.done)
+        return self.layout is Layout.PLAIN and (bool(self.done) or self.bound_until is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,15 @@ class Buffer:
             kept[life] = _Kept(each, now if known is None else known.since)
 
     def take(self, context: str, event_types: Collection[str] | None, limit: int) -> list[Received]:
-        """The first of this context and of these types; they are no longer here."""
+        """The first of this context and of these types; they are no longer here.
+
+        If it is one only, the one that was attempted most often: so a row that has to run alone is asked for again.
+        """
         kept = self._kept.get(context, {})
         taken: list[_Life] = []
-        for life, each in kept.items():
+        in_order = kept if limit > 1 else sorted(kept, key=lambda life: -life[2])  # which keeps the order of equals
+        for life in in_order:
+            each = kept[life]
             if len(taken) >= limit:
                 break
             if event_types is None or each.received.reference.event_type in event_types:

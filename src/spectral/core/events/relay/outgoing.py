@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from spectral.core.events.probe import Probe
 
 _GOODBYE: Final = 2.0
+_FORGOTTEN_EVERY: Final = 600.0
+"""Seconds: a worker that outlives its generation makes anew what was removed."""
+
 _CHECKED_EVERY: Final = 2.0
 """Seconds: a relay with nothing to send has to notice too that its broker is gone."""
 
@@ -38,6 +41,7 @@ class Outgoing:
         self._sender: BrokerSender | None = None
         self._prefix = ""
         self._forgotten: set[int] = set()
+        self._forgot_at = 0.0
         self._advised: set[str] = set()
         self._down_since: float | None = None
         self._answered_at = 0.0
@@ -89,6 +93,9 @@ class Outgoing:
 
     async def forget(self, retired: Collection[int]) -> None:
         """Of generations that are over, nothing needs to be kept."""
+        if time.monotonic() >= self._forgot_at + _FORGOTTEN_EVERY:
+            self._forgot_at = time.monotonic()
+            self._forgotten.clear()
         for generation in sorted(set(retired) - self._forgotten):
             with _as_lost():
                 await self._use().forget(generation)

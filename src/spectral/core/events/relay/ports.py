@@ -102,7 +102,7 @@ class RelayStore(Bell, Protocol):
     """The connection of a relay."""
 
     async def scope(self) -> Scope:
-        """As it is now; the bell is for these channels, and for those of before."""
+        """As it is now; from now on the bell is for these channels. A lease on any other runs out."""
         ...
 
     async def look(self, broker: str, along: Along = NOTHING_ALONG, rings: Collection[str] = ()) -> RelayOutlook:

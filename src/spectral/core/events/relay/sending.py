@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SCOPE_EVERY: Final = 10.0
 _SCOPE_SOON: Final = 1.0
-"""Seconds, if something comes in from where nothing was expected."""
+"""Seconds, if something comes in from where nothing was expected; longer and longer, while nobody knows of it."""
 
 _AT_ONCE: Final = 250
 """References to a send: how busy it is has to be seen more often than a large batch takes."""
@@ -74,6 +74,7 @@ class SendLoop:
         self._ringing = Ringing()
         self._scope_at = -_SCOPE_EVERY
         self._scope_is_old = False
+        self._scope_soon = _SCOPE_SOON
         self._retired: frozenset[int] = frozenset()
         self._is_full = self._holds_off = False
         self._full_pause = _FULL
@@ -159,9 +160,7 @@ class SendLoop:
         await self._outgoing.forget(self._retired)
         sent = await self._send_lanes(outlook.lanes)
         self._has_found = self._has_found or sent > 0 or bool(outlook.fanned_out)
-        if outlook.has_more:
-            return 0.0
-        return await self._rest(outlook)
+        return 0.0 if outlook.has_more else await self._rest(outlook)
 
     async def _rest(self, outlook: RelayOutlook) -> float:
         """For how long to sleep at most, now that every lane was looked at."""
@@ -208,13 +207,13 @@ class SendLoop:
         room = progress.room(began)
         if room < 1:
             self._is_full = True
+            if self._wakefulness is not None and self._wakefulness.is_awake:
+                self._ringing.owe(lane.channel)  # publishers are silent, and what comes is not sent
             return 0
         start, lost = progress.start(began, is_busy=self._is_busy), progress.lost()
         taken = await self._store.take(self._broker, lane, room, start, lost)
         if taken is None:
             return 0
-        if taken.references:
-            self._ringing.owe(lane.channel)
         refused = await self._send(taken) if taken.references else 0
         rows = len(taken.references) - refused
         progress.took(taken, rows, clock() - began)
@@ -226,6 +225,7 @@ class SendLoop:
 
     async def _send(self, taken: Taken) -> int:
         """Answers how many were refused; those, and what is left if the broker is lost, are as if never taken."""
+        self._ringing.owe(taken.references[0].lane.channel)
         reached("relay.taken")
         refused: list[Reference] = []
         for start in range(0, len(taken.references), _AT_ONCE):
@@ -264,11 +264,13 @@ class SendLoop:
 
     async def _read_scope(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now < self._scope_at + (_SCOPE_SOON if self._scope_is_old else _SCOPE_EVERY):
+        if now < self._scope_at + (self._scope_soon if self._scope_is_old else _SCOPE_EVERY):
             return
         scope = await self._store.scope()
+        is_news = scope.contexts != self._contexts or scope.channels != self._channels
+        self._scope_soon = _SCOPE_SOON if is_news else min(_SCOPE_EVERY, 2 * self._scope_soon)
         self._scope_at, self._scope_is_old = now, False
-        self._retired, self._channels = scope.retired, self._channels | scope.channels
+        self._retired, self._channels = scope.retired, scope.channels
         self._progress = {lane: each for lane, each in self._progress.items() if lane.generation not in scope.retired}
         if scope.contexts != self._contexts:
             await self._leave()

@@ -130,7 +130,7 @@ class NatsReceiver:
             return
         try:
             for message in await self._left_over():
-                await connection.publish(message.reply, _NOT_MINE)
+                await connection.publish(message.reply, _at_once(message.reply))
         except BrokerLostError:
             pass  # the server will notice by itself
         finally:
@@ -205,7 +205,7 @@ class NatsReceiver:
                 receipt = _Receipt(message.reply, self._connections, deliveries_of(message.reply))
                 received.append(Received(reference, receipt))
             else:
-                await connection.publish(message.reply, _NOT_MINE)
+                await connection.publish(message.reply, _at_once(message.reply))
         return received
 
     async def _answer(self, received: Sequence[Received], answer: Callable[[_Receipt], bytes]) -> None:
@@ -222,6 +222,11 @@ class NatsReceiver:
             raise BrokerLostError("the connection to the broker is not open")
         self._connection.check()
         return self._connection
+
+
+def _at_once(reply: str) -> bytes:
+    """For what was not looked at; see `give_back`."""
+    return _NEVER_AGAIN if deliveries_of(reply) >= MAX_DELIVER else _NOT_MINE
 
 
 def _given_back(receipt: _Receipt) -> bytes:

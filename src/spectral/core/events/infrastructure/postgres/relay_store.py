@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from spectral.core.events.broker import BrokerLane, Reference
-from spectral.core.events.infrastructure.postgres.claim_rows import FAN_OUT, fanned_out
+from spectral.core.events.infrastructure.postgres.claim_rows import fanned_out
 from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from spectral.core.events.infrastructure.postgres.script import Rows
     from spectral.core.events.ports import Along
 
+_FAN_OUT: Final = sql.SQL(
+    "select parent_id, context from core.outbox_fan_out((select array_agg(distinct generation)"
+    " from core.subscriptions where generation = any ({}::bigint[])), {}::text[])"
+)
 _MODE: Final = b"select mode, prefix from core.relay_mode()"
 _LANES: Final = sql.SQL(
     "select generation, channel, context, due, next_due from core.outbox_relay_lanes({}, {}, {}, {}::text)"
@@ -33,7 +37,8 @@ _PAGE: Final = 200
 _BEFORE_THE_FIRST: Final = (-1, "", None)
 _CHANNELS: Final = (
     b"select 'outbox_default' union select 'outbox_gen_' || generation from core.deployments where status <> 'retired'"
-    b" union select unnest(channels) from core.workers"
+    b" union select heard.channel from core.workers cross join lateral unnest(channels) as heard (channel)"
+    b" where heard.channel ~ '^outbox_gen_[0-9]{1,19}(_[a-z][a-z0-9_]{0,31})?$'"
 )
 _CONTEXTS: Final = (
     b"select distinct subscription.context from core.subscriptions as subscription join core.deployments as deployment"
@@ -60,7 +65,7 @@ class PostgresRelayStore:
 
     def __init__(self, dsn: str, name: str, answer: timedelta) -> None:
         self._name = name
-        self._channels: set[str] = set()
+        self._channels: frozenset[str] = frozenset()
         self._behind: tuple[int, str, str | None] = _BEFORE_THE_FIRST
         self._session = Session(
             dsn, f"spectral relay {name}", answer, settings={"synchronous_commit": "off", "lock_timeout": "2s"}
@@ -69,9 +74,10 @@ class PostgresRelayStore:
     async def scope(self) -> Scope:
         """See `RelayStore`."""
         channels, contexts, retired = await self._run([_CHANNELS, _CONTEXTS, _RETIRED])
-        found = frozenset(channel for (channel,) in channels)
-        self._channels |= found
-        return Scope(found, frozenset(name for (name,) in contexts), frozenset(number for (number,) in retired))
+        self._channels = frozenset(channel for (channel,) in channels)
+        return Scope(
+            self._channels, frozenset(name for (name,) in contexts), frozenset(number for (number,) in retired)
+        )
 
     async def look(self, broker: str, along: Along = NOTHING_ALONG, rings: Collection[str] = ()) -> RelayOutlook:
         """See `RelayStore`."""
@@ -84,7 +90,7 @@ class PostgresRelayStore:
         split: Rows = []
         if broadcasts and found.mode == broker:
             generations, channels = (sorted(set(column)) for column in zip(*broadcasts, strict=True))
-            split, lanes = await self._run([FAN_OUT.format(generations, channels).as_bytes(None), page])
+            split, lanes = await self._run([_FAN_OUT.format(generations, channels).as_bytes(None), page])
         has_more = len(lanes) >= _PAGE
         generation, channel, context, *_ = lanes[-1] if has_more else _BEFORE_THE_FIRST
         self._behind = (generation, channel, context)
