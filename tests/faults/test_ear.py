@@ -6,12 +6,19 @@ import time
 
 import psycopg
 
+from tests.faults.crew import eventually
 from tests.faults.plan import SHORT_TIMES
 from tests.faults.stage import Stage
 from tests.faults.wire import Wire
 
 NO_POLL = {"poll": 600.0, "poll_deaf": 600.0}
 """Whoever delivers now was told."""
+
+_RESTS = (
+    "select count(*) from pg_stat_activity where application_name like 'spectral claim %%' and state = 'idle'"
+    " and clock_timestamp() - state_change > interval '0.5 s'"
+)
+"""After the last row a worker looks once more from the beginning, within a few hundredths of a second."""
 
 
 def test_an_ear_that_is_terminated_again_and_again_misses_nothing(stage: Stage) -> None:
@@ -69,6 +76,7 @@ def test_what_was_committed_before_the_worker_listened_is_drained(stage: Stage, 
     worker = stage.start(dsn=stage.dsn, direct_dsn=wire.dsn, times={**NO_POLL, "answer": SHORT_TIMES["answer"] + 10})
     wire.wait_for("spectral ear")
     worker.wait_for("Finished")  # the keeper lives, so the worker claims, though deaf
+    eventually(lambda: stage.one(_RESTS) == 1, "the worker has nothing more to look for")
     stage.publish(1)
     assert stage.statuses() == {"delivered": 1, "pending": 1}
     wire.thaw()

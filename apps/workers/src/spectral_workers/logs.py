@@ -44,7 +44,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
     """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
 
     From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. Answers what
-    takes JSON lines that are finished, if such lines are what is written and information is wanted.
+    takes JSON lines that are finished, if such lines are what is written and information is wanted, and no more.
 
     Raises:
         ConfigurationError: there is no such level.
@@ -60,7 +60,8 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
-    return None if sys.stderr.isatty() or level > logging.INFO else lines.msg
+    # Whoever wants every detail wants it in its order.
+    return lines.msg if level == logging.INFO and not sys.stderr.isatty() else None
 
 
 def json_logger(identity: Identity, stream: TextIO) -> FilteringBoundLogger:

@@ -38,6 +38,9 @@ _AT_ONCE: Final = 0.2
 _BUSY_SECONDS: Final = 0.05
 """So long only those lanes are asked that had something, while they have more; then all of them again."""
 
+_BUSY_ROUNDS: Final = 10
+"""And so many times at most: where few are taken at a time, the others come to their turn all the same."""
+
 _PAUSE: Final = 0.25
 """Seconds before lanes are asked again that would not let this worker wait."""
 
@@ -62,6 +65,7 @@ class NatsReceiver:
         self._lanes: list[BrokerLane] = []
         self._busy: set[BrokerLane] = set()
         self._busy_until = 0.0
+        self._busy_rounds = 0
         self._round: Round | None = None
         self._unreadable = 0
 
@@ -100,7 +104,8 @@ class NatsReceiver:
         connection = self._use()
         ends = asyncio.get_running_loop().time() + for_at_most.total_seconds()
         messages = await self._left_over()
-        if not messages and self._busy and asyncio.get_running_loop().time() < self._busy_until:
+        if not messages and self._is_busy():
+            self._busy_rounds += 1
             messages = await self._ask(connection, _shared(limit, list(self._busy)[:limit]), None, _AT_ONCE)
         if not messages and (limit < len(self._lanes) or not for_at_most):
             messages = await self._look(connection, limit)
@@ -188,8 +193,14 @@ class NatsReceiver:
         busy = [lane for lane in lanes if lane in self._busy] or lanes
         return dict.fromkeys(lanes, 1) | _shared(limit - (len(lanes) - len(busy)), busy)
 
+    def _is_busy(self) -> bool:
+        """Whether only those lanes are to be asked that had something the last time: not for long, nor often."""
+        in_time = asyncio.get_running_loop().time() < self._busy_until and self._busy_rounds < _BUSY_ROUNDS
+        return bool(self._busy) and in_time
+
     def _in_turn(self) -> list[BrokerLane]:
         """The lanes, beginning with another one each time."""
+        self._busy_rounds = 0
         self._lanes = self._lanes[1:] + self._lanes[:1]
         return self._lanes
 
