@@ -31,7 +31,7 @@ _NOT_MINE: Final = b"-NAK"
 _NEVER_AGAIN: Final = b"+TERM"
 _A_MOMENT: Final = timedelta(milliseconds=500)
 _SEVERAL: Final = 5
-_LONGEST: Final = timedelta(seconds=5)
+_LONGEST: Final = timedelta(seconds=1)
 _AT_ONCE: Final = 0.2
 """Seconds for lanes to say that they have nothing; one that says nothing has as many out as it may."""
 

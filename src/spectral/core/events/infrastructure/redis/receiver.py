@@ -7,6 +7,7 @@ then. So it does not matter what becomes of a worker, of its connection, or of a
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -100,7 +101,9 @@ class RedisReceiver:
         await self._out.demand(*acknowledge(_receipts(received)))
 
     async def give_back(self, received: Sequence[Received]) -> None:
-        """See `BrokerReceiver`."""
+        """See `BrokerReceiver`. For a while this worker takes nothing over: it would get them back itself."""
+        pause = self._take_over_every * random.uniform(2, 3)  # noqa: S311  no secret
+        self._take_over_at = asyncio.get_running_loop().time() + pause
         for answer in await self._out.ask(*give_back(_receipts(received), self._idle_given_back)):
             # Without a group there is nothing to give back: the server was emptied.
             if isinstance(answer, Refusal) and answer.code != "NOGROUP":
@@ -135,8 +138,8 @@ class RedisReceiver:
         self._streams = streams = [*self._streams[1:], self._streams[0]]
         idle = self._idle if takes_over else None
         (answer,) = await self._in.demand(take(streams, self._name, limit, idle))
-        if takes_over:
-            self._take_over_at = now + self._take_over_every
+        if takes_over:  # not in step with the others, or the same one would always be the first
+            self._take_over_at = now + self._take_over_every * random.uniform(0.75, 1.25)  # noqa: S311  no secret
         flat = cast("list[Any]", answer)
         for at, entry, message in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
             self._keep(Receipt(streams[at], entry), message)
