@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Final
@@ -112,14 +113,14 @@ def run(
         raise typer.Exit(ExitCode.FAILED)
 
 
-async def _sweep(database: Database, policies: Registry, options: SweepOptions, stop: threading.Event) -> SweepReport:
+async def _sweep(database: Database, policies: Registry, options: SweepOptions, stop: Stop) -> SweepReport:
     from spectral.core.retention import sweep  # noqa: PLC0415  psycopg
 
     with _progress() as tell:
         return await sweep(database, policies, options, on_progress=tell, stop=stop.is_set)
 
 
-def _run_for_ever(policies: Registry, options: SweepOptions, every: float, stop: threading.Event) -> None:
+def _run_for_ever(policies: Registry, options: SweepOptions, every: float, stop: Stop) -> None:
     """Sweep whenever it is due, on a connection for each; one that cannot be done is told, and tried again."""
     from spectral.core.database import OperationError  # noqa: PLC0415  psycopg
     from spectral.core.retention import due_in, in_words, last_sweep  # noqa: PLC0415  as above
@@ -142,10 +143,40 @@ def _run_for_ever(policies: Registry, options: SweepOptions, every: float, stop:
         stop.wait(wait)
 
 
+class Stop:
+    """Set by the handler of a signal, which may interrupt this thread anywhere, in its own `wait` too.
+
+    So there is no lock in it, as there is in an event: a pipe that is readable from then on.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._is_set = False
+
+    def set(self) -> None:
+        """From now on nobody waits."""
+        if not self._is_set:
+            self._is_set = True
+            os.write(self._writer, b".")
+
+    def is_set(self) -> bool:
+        """Whether it is time to end."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> None:
+        """Until it is, but no longer than this."""
+        select.select([self._reader], [], [], seconds)
+
+    def close(self) -> None:
+        """Give the pipe back."""
+        os.close(self._reader)
+        os.close(self._writer)
+
+
 @contextmanager
-def _told_to_stop() -> Generator[threading.Event]:
+def _told_to_stop() -> Generator[Stop]:
     """Set by the first SIGTERM or SIGINT, for the sweep to end in good order; a second one ends the process."""
-    told = threading.Event()
+    told = Stop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.getsignal(number) for number in numbers}
 
@@ -163,6 +194,7 @@ def _told_to_stop() -> Generator[threading.Event]:
         yield told
     finally:
         restore()
+        told.close()
 
 
 @contextmanager
