@@ -18,6 +18,8 @@ PLAIN_ONLY = {
     "tests/migrations/test_schema_plans.py": "reads the names of one table's indexes out of plans",
     "tests/integration/delivery/test_gates.py": "sets and reads the storage of one table",
     "test_the_privileges_are_those_of_the_golden_file": "lists every table",
+    "test_constraints_are_named_by_table_and_kind": "a partition has those of its table",
+    "test_triggers_and_policies_are_named_by_their_table": "a partition has those of its table",
     "test_a_parent_has_one_child_for_each_context": "names the constraint of one table",
     "test_a_key_is_handled_once_by_each_handler": "names the constraint of one table",
     "test_so_many_records_of_each_step_at_a_time": "counts a limit that is each leaf's",
