@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final
 
+import uvloop
 from pydantic import BaseModel
 
 from spectral.core.events import Consumer, Transaction
@@ -108,4 +109,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "collector":
         collect()
     else:
-        asyncio.run(work_quietly(sys.argv[2]))
+        # On the loop that `spectral worker` has, or it would not be compared with the same thing.
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work_quietly(sys.argv[2]))
