@@ -95,6 +95,7 @@ class Table:
         self.asked: list[ClaimAsk] = []
         self.looks = 0  # claims from the beginning
         self.claims = 0
+        self.outlooks = 0  # claims with an outlook on what falls due
         self.claim_takes = 0.001
         self.look_takes = 0.0  # on top, for each that starts at the beginning
         self.leased: dict[Lease, Row] = {}
@@ -131,6 +132,7 @@ class Table:
         self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG
     ) -> tuple[Outlook, list[ClaimAnswer]]:
         del along
+        self.outlooks += 1
         contexts = {ask.context for ask in asks}
         now = clock()
         due = [row.due - now for row in self.pending(now) if row.context in contexts and row.due > now]

@@ -99,6 +99,44 @@ def test_with_more_lines_than_room_all_are_asked_before_it_sleeps(monkeypatch: p
     play(scene)
 
 
+def test_what_wakes_it_is_claimed_before_anything_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            for _ in range(5):
+                table = stage.table
+                table.claims = table.looks = table.outlooks = 0
+                row = Row(clock(), A)
+                stage.commit(row)
+                await asyncio.sleep(0.9 * table.claim_takes)
+                assert (table.claims, table.looks, table.outlooks, row.status) == (1, 0, 0, "in_flight")
+                await asyncio.sleep(0.5)
+                # Then one look from the beginning that shows that there is nothing else.
+                assert (table.claims, table.looks, table.outlooks) == (2, 1, 1)
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_who_is_woken_all_the_time_looks_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            late = Row(clock() - 2, A, visible=clock())
+            stage.table.rows.append(late)  # and nobody says so
+            for _ in range(2_000):
+                stage.loop.wake()
+                await asyncio.sleep(0.0003)
+            assert late.status == "delivered"
+            stage.loop.stop()
+
+    play(scene)
+
+
 def test_what_falls_due_in_a_context_that_was_not_asked_last_is_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         stage = Stage(monkeypatch, *three_contexts(), concurrency=1)

@@ -6,14 +6,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from spectral.core.events import Consumer, SubstrateLostError, Transaction, WorkerTimes
+from spectral.core.events import Consumer, SubstrateLostError, Transaction, WorkerSettings, WorkerTimes
 from spectral.core.events.delivery.health import State
 from spectral.core.events.delivery.shift import Shift
+from spectral.core.events.infrastructure.postgres.ear import PostgresEar
 from spectral.core.events.probe import EarLost, EarOpened
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
@@ -120,6 +122,20 @@ async def test_it_asks_its_own_session_whether_it_lives(bench: Bench, projecting
 
 async def _is_new(bench: Bench, query: str, seen: set[object]) -> bool:
     return await bench.value(query) not in seen
+
+
+async def test_what_comes_along_with_the_answer_to_a_heartbeat_is_heard(bench: Bench) -> None:
+    ear = PostgresEar(bench.dsn, WorkerSettings(generation=1))
+    await ear.open()
+    try:
+        assert not await ear.hear(timedelta(0))
+        for _ in range(20):
+            await bench.connection.execute("notify outbox_gen_1")
+            # No time at all to listen: what is heard is heard by the heartbeat, or in the moment before it.
+            assert await ear.hear(timedelta(0)) or await ear.hear(timedelta(seconds=10))
+            assert not await ear.hear(timedelta(0))
+    finally:
+        await ear.close()
 
 
 async def test_it_does_nothing_but_listen(bench: Bench, projecting: Consumer) -> None:

@@ -68,6 +68,8 @@ class ClaimLoop:
         self._quarantine = False
         self._more = False
         self._has_slept = False
+        self._is_idle = False  # it has slept, and has not looked since
+        self._is_prompt = False  # it was woken, and what woke it comes first
         self._has_claimed = False  # since it woke, and not everything was taken
         self._full: tuple[Line, ...] = ()
         self._waiting: tuple[Line, ...] = ()  # lines there was room for, whether they were asked or not
@@ -102,9 +104,13 @@ class ClaimLoop:
         self._until = until
         try:
             while not self._stopping:
-                if self._wake.is_set() or self._has_slept:
+                is_woken = self._wake.is_set()
+                if is_woken or self._has_slept:
                     self._looks.call()
                     self._has_claimed = False
+                # Not twice in a row: who is woken all the time still has to look, and does so right after it.
+                self._is_idle = self._has_slept or self._is_prompt
+                self._is_prompt = is_woken and self._has_slept and not self._is_prompt
                 self._wake.clear()
                 try:
                     self._more = await self._round()
@@ -141,10 +147,11 @@ class ClaimLoop:
         clock = asyncio.get_running_loop().time
         if (self._until == "drained" and not self._desk.held()) or self._wakefulness.must_look:
             self._looks.hasten()  # somebody waits for the end, or nobody would be told what was done in silence
-        if self._looks.begin(clock(), idle=self._has_slept):
+            self._is_prompt = False
+        if not self._is_prompt and self._looks.begin(clock(), idle=self._is_idle):
             self._wakefulness.must_look = False
         looks = self._looks.is_on
-        ahead = looks or self._has_claimed or clock() >= self._look_ahead_at
+        ahead = looks or self._has_claimed or (clock() >= self._look_ahead_at and not self._is_prompt)
         was_calming = self._calming is not None
         asks = self._asks(ahead=ahead)
         asked = {id(line) for line, _ in asks}

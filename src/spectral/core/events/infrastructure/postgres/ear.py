@@ -1,7 +1,11 @@
-"""The ear: a direct connection that only LISTENs, and by whose life the worker is known to live."""
+"""The ear: a direct connection that only LISTENs, and by whose life the worker is known to live.
+
+It waits for its socket and for nothing else: between a commit and its handler every layer of a driver counts.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -13,6 +17,8 @@ from spectral.core.events.infrastructure.postgres.session import Session
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from psycopg.pq.abc import PGconn
 
     from spectral.core.events.settings import WorkerSettings
 
@@ -26,12 +32,14 @@ class PostgresEar:
     def __init__(self, dsn: str, settings: WorkerSettings) -> None:
         self._settings = settings
         self._session = Session(dsn, f"spectral ear {settings.name}", settings.times.answer, settings={})
+        self._has_heard = False
 
     async def open(self) -> None:
         """See `Ear`."""
         await self._session.drop()
 
         async def listen(connection: psycopg.AsyncConnection[Any]) -> None:
+            connection.add_notify_handler(self._note)  # for what comes along with the answer to a heartbeat
             await connection.execute(SHOW_LIFE, [self._settings.name])
             for channel in self._settings.channels():
                 await connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -44,15 +52,46 @@ class PostgresEar:
             raise SubstrateLostError("the ear's connection is gone")
         connection = await self._session.connection()
         try:
-            # One is enough, and whatever came with it in the same packet is read along.
-            async for _ in connection.notifies(timeout=for_at_most.total_seconds(), stop_after=1):
-                return True
-        except psycopg.Error as error:
+            heard = self._has_heard or await self._listen(connection.pgconn, for_at_most.total_seconds())
+        except (psycopg.Error, OSError, ValueError) as error:  # closed by the server, or under it
             raise SubstrateLostError(describe(error)) from None
-        # Silence: is it a dead line? Only the same session can tell.
-        await self._session.ask(lambda opened: opened.execute(b"select 1"))
-        return False
+        if not heard:
+            # Silence: is it a dead line? Only the same session can tell.
+            await self._session.ask(lambda opened: opened.execute(b"select 1"))
+        heard, self._has_heard = self._has_heard or heard, False
+        return heard
 
     async def close(self) -> None:
         """See `Ear`."""
         await self._session.drop()
+
+    async def _listen(self, pgconn: PGconn, seconds: float) -> bool:
+        """Whether a notification comes within this time; whatever came in the same packet is read along."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        heard = False
+        while not heard and await _is_readable(pgconn.socket, deadline):
+            pgconn.consume_input()
+            while pgconn.notifies() is not None:
+                heard = True
+        return heard
+
+    def _note(self, _: psycopg.Notify) -> None:
+        self._has_heard = True
+
+
+async def _is_readable(socket: int, deadline: float) -> bool:
+    """Wait until there is something to read; false if there is nothing by then."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[bool] = loop.create_future()
+    timer = loop.call_at(deadline, _answer, ready, False)  # noqa: FBT003  the answer
+    loop.add_reader(socket, _answer, ready, True)  # noqa: FBT003  as above
+    try:
+        return await ready
+    finally:
+        timer.cancel()
+        loop.remove_reader(socket)
+
+
+def _answer(ready: asyncio.Future[bool], answer: bool) -> None:  # noqa: FBT001  as above
+    if not ready.done():
+        ready.set_result(answer)
