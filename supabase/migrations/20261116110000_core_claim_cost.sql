@@ -3,8 +3,8 @@
 -- Whoever delivers events one at a time pays for every statement and every expression that is made ready. Nothing that is
 -- answered, refused or kept changes with this.
 
--- As before (20261115122000), but for what is the same: the first row of a line is not looked for by a statement of its
--- own, and where nothing was found nothing is updated.
+-- As before (20261115122000): the brake and the lines are asked for by one statement, the first row of a line is not
+-- looked for by one of its own, and where nothing was found nothing is updated.
 create or replace function core.outbox_claim_from(
     p_worker text,
     p_context text,
@@ -35,7 +35,10 @@ declare
     v_now timestamptz := clock_timestamp();
     v_from timestamptz := coalesce(p_from, '-infinity');
     v_token uuid := gen_random_uuid();
-    v_line record;
+    v_generations bigint[];
+    v_channels text[];
+    v_heads timestamptz[];
+    v_braked boolean;
     v_until timestamptz;
     v_reached timestamptz;
     v_chosen uuid[] := '{}';
@@ -47,13 +50,15 @@ begin
         raise exception 'a claim needs a worker''s name, and a limit and a window of at least 1'
             using errcode = 'invalid_parameter_value';
     end if;
-    if exists (select from core.brakes where brakes.context in (p_context, '*')) then
-        return;
-    end if;
-
     -- Each generation and channel is a line of its own; the one whose first row has waited longest is served first.
-    for v_line in
-        select accepted.generation, heard.channel, head.next_attempt_at
+    select
+        array_agg(line.generation order by line.next_attempt_at, line.id),
+        array_agg(line.channel order by line.next_attempt_at, line.id),
+        array_agg(line.next_attempt_at order by line.next_attempt_at, line.id),
+        exists (select from core.brakes where brakes.context in (p_context, '*'))
+    into v_generations, v_channels, v_heads, v_braked
+    from (
+        select accepted.generation, heard.channel, head.next_attempt_at, head.id
         from unnest(p_generations) as accepted (generation)
         cross join unnest(p_channels) as heard (channel)
         cross join lateral (
@@ -69,10 +74,14 @@ begin
             order by outbox.next_attempt_at, outbox.id
             limit 1
         ) as head
-        order by head.next_attempt_at, head.id
-    loop
+    ) as line;
+    if v_braked then
+        return;
+    end if;
+
+    for v_place in 1..coalesce(cardinality(v_heads), 0) loop
         if cardinality(v_chosen) >= p_limit then
-            v_reached := least(v_reached, v_line.next_attempt_at);
+            v_reached := least(v_reached, v_heads[v_place]);
             exit;
         end if;
         v_until := v_now;
@@ -82,8 +91,8 @@ begin
             from core.outbox
             where outbox.status = 'pending'
               and outbox.deleted_at is null
-              and outbox.generation = v_line.generation
-              and outbox.channel = v_line.channel
+              and outbox.generation = v_generations[v_place]
+              and outbox.channel = v_channels[v_place]
               and outbox.target = p_context
               and outbox.next_attempt_at <= v_now
               and outbox.next_attempt_at >= v_from
@@ -103,8 +112,8 @@ begin
             from core.outbox
             where outbox.status = 'pending'
               and outbox.deleted_at is null
-              and outbox.generation = v_line.generation
-              and outbox.channel = v_line.channel
+              and outbox.generation = v_generations[v_place]
+              and outbox.channel = v_channels[v_place]
               and outbox.target = p_context
               and (p_event_types is null or outbox.event_type = any (p_event_types))
               and outbox.next_attempt_at <= v_until
@@ -116,7 +125,7 @@ begin
         continue when v_found is null;
         -- A suspect, a row whose last worker was lost, is handed out alone, when its turn has come.
         if v_suspects[1] then
-            v_reached := least(v_reached, v_line.next_attempt_at);
+            v_reached := least(v_reached, v_heads[v_place]);
             continue when cardinality(v_chosen) > 0;
             v_chosen := v_found[1:1];
             exit;
