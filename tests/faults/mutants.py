@@ -149,7 +149,7 @@ MUTATIONS: Final = (
         (
             Function(
                 "outbox_bell_needed",
-                "and pg_try_advisory_xact_lock_shared(core.bell_lock_key(p_channel, coalesce(p_target, '*')))",
+                "and pg_try_advisory_xact_lock_shared(hashtextextended('spectral.bell.' || rtrim(v_about), 0))",
                 "",
             ),
         ),

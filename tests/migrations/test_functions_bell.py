@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.migrations.schema import Connection, logged_in, value
-from tests.migrations.sql import EVENT_TYPE, audit, entry, publish, refusal, subscribe
+from tests.migrations.sql import EVENT_TYPE, audit, entry, held_up, publish, refusal, subscribe
 
 CHANNEL = "outbox_gen_1"
 STARTED = "worlds.scan.started"
@@ -330,8 +330,36 @@ def test_a_bell_that_was_lost_rings(connection: Connection, ear: Connection) -> 
     published = publish(connection)
     assert heard(ear) == [str(published)]
     assert set_mode(connection, "bell")
+    awake(connection)
     publish(connection)
     assert heard(ear) == []
+
+
+@pytest.mark.parametrize(
+    "change", ["update core.bell set mode = 'always'", "delete from core.bell", "truncate core.bell"]
+)
+def test_leases_end_with_the_mode_that_they_are_for(session: Connection, change: LiteralString) -> None:
+    awake(session)
+    session.execute("update core.bell set reason = 'as it was'")
+    assert leases(session) == [("*", "w", True), ("platform", "w", True)]
+    session.execute(change)
+    assert leases(session) == [("*", "w", False), ("platform", "w", False)]
+
+
+def test_a_lease_that_is_renewed_while_the_mode_changes_ends_too(
+    connection: Connection, publisher: Connection, database: str
+) -> None:
+    """Publishers who find a lease do not ask for the mode."""
+    awake(connection)
+    assert set_mode(publisher, "always")
+    renews: LiteralString = "select core.bell_awake('w', '{outbox_gen_1}', '{platform}', '{null}', '5 s')"
+    with (
+        psycopg.connect(database, autocommit=True) as worker,
+        held_up(connection, publisher, worker, renews) as renewed,
+    ):
+        publisher.commit()
+        renewed.result(timeout=30)
+    assert leases(connection) == [("*", "w", False), ("platform", "w", False)]
 
 
 def test_a_change_is_audited_and_no_change_is_none(session: Connection) -> None:

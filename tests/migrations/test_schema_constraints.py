@@ -376,7 +376,24 @@ def test_a_key_that_was_brought_is_kept(session: Connection) -> None:
     assert value(session, "select idempotency_key from core.outbox") == "mine"
 
 
-@pytest.mark.parametrize(("trace", "kept"), [(TRACE, TRACE), ("garbage", None), (TRACE.upper(), None), ("", None)])
+@pytest.mark.parametrize(
+    ("trace", "kept"),
+    [
+        (TRACE, TRACE),
+        ("cc" + TRACE[2:], "cc" + TRACE[2:]),
+        (f"00-{'0' * 16}{'1' * 16}-{'1' * 16}-00", f"00-{'0' * 16}{'1' * 16}-{'1' * 16}-00"),
+        ("garbage", None),
+        (TRACE.upper(), None),
+        ("", None),
+        ("ff" + TRACE[2:], None),
+        (f"00-{'0' * 32}-{'1' * 16}-01", None),
+        (f"00-{'1' * 32}-{'0' * 16}-01", None),
+        (f"00-{'1' * 31}-{'1' * 17}-01", None),
+        (f"00-{'1' * 32}-{'1' * 15}--01", None),
+        (TRACE + "-01", None),
+        (TRACE + "\n", None),
+    ],
+)
 def test_a_broken_trace_is_dropped_and_costs_no_event(session: Connection, trace: str, kept: str | None) -> None:
     insert(session, "outbox", {**MINIMAL, "trace_context": trace})
     assert value(session, "select trace_context from core.outbox") == kept

@@ -49,6 +49,7 @@ RUNS_AS_OWNER = {
     "audit_discard",
     "bell_asleep",
     "bell_awake",
+    "bell_end_leases",
     "bell_hold",
     "bell_mend",
     "bell_quiet",
