@@ -40,6 +40,7 @@ LATEST: Final = datetime(9900, 1, 1, tzinfo=UTC)
 DEFAULT_CONTEXTS: Final = frozenset({"platform", "worlds", "core"})
 """The contexts a project has until it declares its own."""
 
+_EVENT_TYPE: Final = re.compile(EVENT_TYPE_PATTERN)
 _TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
@@ -77,11 +78,13 @@ def is_traceparent(text: str) -> bool:
 
 def is_storable(text: str) -> bool:
     """Whether Postgres can store this text: it takes neither NUL nor a lone surrogate."""
-    return _UNSTORABLE.search(text) is None
+    return "\x00" not in text if text.isascii() else _UNSTORABLE.search(text) is None
 
 
 def _canonical(event_id: object) -> str:
     """The id as every reader will see it; what is no id is complained about elsewhere."""
+    if type(event_id) is UUID:
+        return str(event_id)
     try:
         return str(UUID(str(event_id)))
     except ValueError:
@@ -89,7 +92,7 @@ def _canonical(event_id: object) -> str:
 
 
 def _refuse_other_names(text: str) -> str:
-    if re.fullmatch(EVENT_TYPE_PATTERN, text) is None:
+    if _EVENT_TYPE.fullmatch(text) is None:
         raise ValueError(
             "must be <context>.<noun>.<verb>, lower case, such as orders.order.placed (then .v2, .v3, ...)"
         )
@@ -155,8 +158,9 @@ class EventEnvelope(BaseModel):
                 raise ValueError("workspace_id and domain_id are the same thing; give one of them")
             fields["workspace_id"] = fields.pop("domain_id")
         if "idempotency_key" not in fields:
-            event_id = fields.setdefault("event_id", new_event_id())
-            fields["idempotency_key"] = _canonical(event_id)
+            if "event_id" not in fields:
+                fields["event_id"] = new_event_id()
+            fields["idempotency_key"] = _canonical(fields["event_id"])
         return fields
 
     @field_validator("trace_context", mode="before")

@@ -18,6 +18,7 @@ from spectral.core.events.failure import (
 )
 
 _Container: TypeAlias = "dict[object, object] | list[object] | tuple[object, ...]"
+_CONTAINERS: Final = (dict, list, tuple)
 
 MAX_INTEGER_DIGITS: Final = 4_000
 """Python refuses to read longer ones back (its own limit is 4,300)."""
@@ -58,7 +59,7 @@ def encode_payload(payload: dict[str, Any]) -> str:
     """
     try:
         text = _ENCODER.encode(payload)
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except (TypeError, ValueError, RecursionError):
         _expansion(payload)
         raise PayloadNotJsonError("the payload cannot be written as JSON") from None
@@ -104,16 +105,19 @@ def _is_plainly_fine(payload: dict[str, Any], text: str, size: int) -> bool:
         and size * _MAX_FLOAT_EXPANSION <= MAX_PAYLOAD_BYTES
         and text.count("{") + text.count("[") <= MAX_PAYLOAD_DEPTH
         and "\\u0000" not in text
-        and _has_text_keys(payload)
+        and _has_text_keys(cast("_Container", payload))
     )
 
 
-def _has_text_keys(value: object) -> bool:
+def _has_text_keys(value: _Container) -> bool:
+    """Loops, and no call for a value that holds no others: for most payloads this is all that is left to look at."""
     if isinstance(value, dict):
-        entries = cast("dict[object, object]", value).items()
-        return all(isinstance(key, str) and _has_text_keys(item) for key, item in entries)
-    if isinstance(value, list | tuple):
-        return all(map(_has_text_keys, cast("list[object]", value)))
+        for key in value:
+            if not isinstance(key, str):
+                return False
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, _CONTAINERS) and not _has_text_keys(cast("_Container", item)):
+            return False
     return True
 
 

@@ -153,24 +153,23 @@ class Publishing:
         return [Insert(batch, stamp, ignore) for batch in _batches(rows)]
 
     def _row(self, envelope: EventEnvelope, trace: str | None) -> OutboxRow:
-        for role, context in (("source", envelope.source), ("target", envelope.target)):
-            if context is not None and context not in self.settings.contexts:
-                declared = ", ".join(sorted(self.settings.contexts))
-                raise UnknownContextError(
-                    f"{role} {context!r} is not a declared context (declared: {declared}); declare yours with "
-                    "SPECTRAL_CONTEXTS or PublishSettings(contexts=...)"
-                )
+        source, target, contexts = envelope.source, envelope.target, self.settings.contexts
+        if source not in contexts:
+            raise _unknown("source", source, contexts)
+        if target is not None and target not in contexts:
+            raise _unknown("target", target, contexts)
+        # By position: by name, a tuple takes four times as long to make.
         return OutboxRow(
-            id=envelope.event_id,
-            event_type=envelope.event_type,
-            event_version=envelope.event_version,
-            occurred_at=envelope.occurred_at,
-            source=envelope.source,
-            target=envelope.target,
-            workspace_id=envelope.workspace_id,
-            payload=encode_payload(envelope.payload),
-            idempotency_key=envelope.idempotency_key,
-            trace_context=envelope.trace_context or trace,
+            envelope.event_id,
+            envelope.event_type,
+            envelope.event_version,
+            envelope.occurred_at,
+            source,
+            target,
+            envelope.workspace_id,
+            encode_payload(envelope.payload),
+            envelope.idempotency_key,
+            envelope.trace_context or trace,
         )
 
     def _trace(self, trace: str | None) -> str | None:
@@ -195,6 +194,13 @@ class Publishing:
         return Stamp(channel, self.settings.generation, content_class, delay)
 
 
+def _unknown(role: str, context: str, contexts: Iterable[str]) -> UnknownContextError:
+    return UnknownContextError(
+        f"{role} {context!r} is not a declared context (declared: {', '.join(sorted(contexts))}); declare yours with "
+        "SPECTRAL_CONTEXTS or PublishSettings(contexts=...)"
+    )
+
+
 def _ignores(options: PublishOptions) -> bool:
     choice = options.get("on_conflict", "raise")
     if choice not in ("raise", "ignore"):
@@ -213,7 +219,7 @@ def _batches(rows: list[OutboxRow]) -> Iterator[tuple[OutboxRow, ...]]:
     batch: list[OutboxRow] = []
     size = 0
     for row in rows:
-        payload_bytes = len(row.payload.encode())
+        payload_bytes = len(row.payload) if row.payload.isascii() else len(row.payload.encode())
         if batch and (len(batch) >= BATCH_ROWS or size + payload_bytes > BATCH_BYTES):
             yield tuple(batch)
             batch, size = [], 0
