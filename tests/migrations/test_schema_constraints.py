@@ -240,6 +240,7 @@ GOOD: list[tuple[str, dict[str, object]]] = [
 ]
 
 
+OF_THE_DEDUP_LOG_BY_FUNCTION = {"event_handled_handler_name_check", "event_handled_idempotency_key_check"}
 BY_FUNCTION = {bad.constraint for bad in BAD if bad.table == "outbox"} - {"outbox_content_class_check"}
 """Raised by core.outbox_complete under the names of constraints; see decision 0022."""
 
@@ -276,23 +277,38 @@ def test_every_check_of_the_schema_has_a_bad_value_here(session: Connection) -> 
     found = session.execute(
         "select conname from pg_constraint where contype = 'c' and connamespace = 'core'::regnamespace"
     ).fetchall()
-    assert {name for (name,) in found} == {bad.constraint for bad in BAD} - BY_FUNCTION
+    assert {name for (name,) in found} == {bad.constraint for bad in BAD} - BY_FUNCTION - OF_THE_DEDUP_LOG_BY_FUNCTION
 
 
 def test_every_rule_of_the_insert_has_a_bad_value_here(session: Connection) -> None:
     source = value(session, "select pg_get_functiondef('core.outbox_complete'::regproc)")
     assert set(re.findall(r"'(outbox_\w+_check)'", source)) == BY_FUNCTION
+    source = value(session, "select pg_get_functiondef('core.event_handled_check'::regproc)")
+    assert set(re.findall(r"'(event_handled_\w+_check)'", source)) == OF_THE_DEDUP_LOG_BY_FUNCTION
 
 
-def test_a_statement_of_one_row_does_not_plan_the_rules_anew(session: Connection) -> None:
+def test_a_dedup_record_cannot_be_changed_into_one_that_breaks_a_rule(session: Connection) -> None:
+    insert(session, "event_handled", HANDLED)
+    for column, bad, rule in (
+        ("handler_name", "unscoped", "event_handled_handler_name_check"),
+        ("idempotency_key", "", "event_handled_idempotency_key_check"),
+    ):
+        with pytest.raises(psycopg.errors.CheckViolation) as refused, session.transaction():
+            session.execute(f"update core.event_handled set {column} = %s".encode(), [bad])
+        said = refused.value.diag
+        assert (said.schema_name, said.table_name, said.constraint_name) == ("core", "event_handled", rule)
+
+
+@pytest.mark.parametrize("table", ["outbox", "event_handled"])
+def test_a_statement_of_one_row_does_not_plan_the_rules_anew(session: Connection, table: str) -> None:
     """Postgres does so, for each statement, with every CHECK and every WHEN; see decision 0022."""
     planned = value(
         session,
-        "select (select count(*) from pg_constraint where conrelid = 'core.outbox'::regclass and contype = 'c')"
-        " + (select count(*) from pg_trigger where tgrelid = 'core.outbox'::regclass and not tgisinternal"
-        "    and tgqual is not null and tgattr = '')",
+        "select (select count(*) from pg_constraint where conrelid = 'core.{table}'::regclass and contype = 'c')"
+        " + (select count(*) from pg_trigger where tgrelid = 'core.{table}'::regclass and not tgisinternal"
+        "    and tgqual is not null and tgattr = '')".replace("{table}", table),
     )
-    assert planned == 2  # the class of content, and whether the bell is needed
+    assert planned == 2  # the class of content; and whether the bell is needed, or the record guarded
 
 
 def test_a_deep_payload_that_another_table_has_compressed_is_refused_too(session: Connection) -> None:
