@@ -39,6 +39,9 @@ class Execution:
     ran_away: bool = False
 
 
+_HANDLED: Final = Execution()
+
+
 async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Transaction | None = None) -> Execution:
     """Run the handler on this delivery, watched.
 
@@ -70,18 +73,38 @@ async def execute(
     """
     task = asyncio.get_running_loop().create_task(_caught(call), name=handler.name, context=context)
     try:
-        done, _ = await asyncio.wait({task}, timeout=handler.timeout.total_seconds())
+        ended = await _ends(task, handler.timeout_seconds)
     except asyncio.CancelledError:
         task.cancel()
-        await asyncio.wait({task}, timeout=min(patience, PATIENCE_AT_THE_END).total_seconds())
+        await _ends(task, min(patience, PATIENCE_AT_THE_END).total_seconds())
         raise
-    if done:
-        # A handler that cancels its own task and returns has failed like any other.
-        return Execution(asyncio.CancelledError() if task.cancelled() else task.result())
+    if ended:
+        if task.cancelled():  # a handler that cancels its own task and returns has failed like any other
+            return Execution(asyncio.CancelledError())
+        error = task.result()
+        return _HANDLED if error is None else Execution(error)
     task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=patience.total_seconds())
-    seconds = handler.timeout.total_seconds()
-    return Execution(HandlerTimeoutError(f"did not return within {seconds:g} s"), ran_away=not done)
+    ended = await _ends(task, patience.total_seconds())
+    return Execution(HandlerTimeoutError(f"did not return within {handler.timeout_seconds:g} s"), ran_away=not ended)
+
+
+async def _ends(task: asyncio.Task[BaseException | None], within: float) -> bool:
+    """Whether it ends in time: `asyncio.wait` for one task, without the sets it makes of it for every event."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    task.add_done_callback(wake)
+    timer = loop.call_later(within, wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        task.remove_done_callback(wake)
+    return task.done()
 
 
 async def _caught(call: Callable[[], Awaitable[None]]) -> BaseException | None:

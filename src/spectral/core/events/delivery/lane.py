@@ -27,7 +27,7 @@ from spectral.core.events.probe import SettlementWritten, SubstrateLost
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.backlog import Backlog
@@ -159,49 +159,56 @@ class LaneLoop:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._desk.settings.commit_within.total_seconds()
         while rows and not self._desk.stopping and (not group.conclusions or clock() < deadline):
-            solitary = self._is_solitary(rows[0])
+            handlers = self._desk.routes.handlers_for(rows[0])
+            solitary = self._is_solitary(rows[0], handlers)
             if solitary and group.conclusions:
                 return
-            current[:] = [rows.popleft()]
-            await self._deliver(current[0], group)
+            delivery = rows.popleft()
+            current.append(delivery)
+            if solitary:
+                await self._deliver_within_limits(delivery, handlers, group)
+            else:
+                await self._deliver(delivery, handlers, group)
             current.clear()
             if solitary:
                 return
 
-    def _is_solitary(self, delivery: Delivery) -> bool:
+    def _is_solitary(self, delivery: Delivery, handlers: Sequence[Handler]) -> bool:
         """Whether others should not wait for it inside one transaction, or it for them."""
-        handlers = self._desk.routes.handlers_for(delivery)
-        return self._desk.is_isolated(delivery) or any(
-            not handler.transactional or handler.name in self._limits for handler in handlers
-        )
+        for handler in handlers:
+            if not handler.transactional or handler.name in self._limits:
+                return True
+        return self._desk.is_isolated(delivery)
 
-    async def _deliver(self, delivery: Delivery, group: _Group) -> None:
-        handlers = self._desk.routes.handlers_for(delivery)
-        failures: list[tuple[Handler, BaseException]] = []
-        ran: list[str] = []
-        before: Handler | None = None
+    async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: _Group) -> None:
         async with AsyncExitStack() as limits:
             for name in sorted(handler.name for handler in handlers if handler.name in self._limits):
                 await limits.enter_async_context(self._limits[name])
-            self._desk.begin(delivery)
             # Plain ones first: nobody should hold a transaction open while they run.
-            for handler in sorted(handlers, key=lambda each: each.transactional):
-                if self._desk.has_taken_effect(delivery, handler.name):
-                    continue
-                gate = await self._gate(handler, delivery, before)
-                if gate is Gate.FENCED:
-                    self._desk.lost(delivery)
-                    return
-                if gate is Gate.BUSY:
-                    group.conclusions.append(self._desk.conclusion(delivery, Released(), ran))
-                    return
-                if gate is Gate.HANDLED:
-                    continue
-                error = await self._run(handler, delivery, crowded=bool(group.conclusions))
-                ran.append(handler.name)
-                before = handler if handler.transactional and not handler.is_exhausted(delivery) else before
-                if error is not None:
-                    failures.append((handler, error))
+            await self._deliver(delivery, sorted(handlers, key=lambda each: each.transactional), group)
+
+    async def _deliver(self, delivery: Delivery, handlers: Sequence[Handler], group: _Group) -> None:
+        failures: list[tuple[Handler, BaseException]] = []
+        ran: list[str] = []
+        before: Handler | None = None
+        self._desk.begin(delivery)
+        for handler in handlers:
+            if self._desk.has_taken_effect(delivery, handler.name):
+                continue
+            gate = await self._gate(handler, delivery, before)
+            if gate is Gate.FENCED:
+                self._desk.lost(delivery)
+                return
+            if gate is Gate.BUSY:
+                group.conclusions.append(self._desk.conclusion(delivery, Released(), ran))
+                return
+            if gate is Gate.HANDLED:
+                continue
+            error = await self._run(handler, delivery, crowded=bool(group.conclusions))
+            ran.append(handler.name)
+            before = handler if handler.transactional and not handler.is_exhausted(delivery) else before
+            if error is not None:
+                failures.append((handler, error))
         outcome = conclude(delivery, failures, self._desk.random) if ran else AlreadyHandled()
         group.conclusions.append(self._desk.conclusion(delivery, outcome, ran))
 

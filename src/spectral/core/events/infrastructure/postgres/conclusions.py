@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, assert_never
 
 from psycopg import sql
@@ -75,6 +76,7 @@ def _deliver(conclusions: Sequence[Conclusion]) -> bytes:
     )
 
 
+@lru_cache(1_000)
 def _safe(name: str) -> str:
     """A handler's name is lower case letters, digits, underscores and dots, or it could not have been registered."""
     if _HANDLER_NAME.fullmatch(name) is None:

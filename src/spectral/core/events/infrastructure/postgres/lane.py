@@ -1,9 +1,9 @@
 """A lane: the connection that handlers write on, guarded so that only a healthy transaction is ever settled.
 
 The session is not in autocommit mode, so that a handler that ends its transaction does not go on writing outside of
-one; the savepoints, one of the group and one of each handler, have names nobody can guess, so that a transaction begun
-anew does not pass for the old one; and `spectral.guarded` has the server refuse a commit that leaves a begun row
-unsettled.
+one; the savepoints, one of the group and one of each handler, have names nobody can guess, others for every group, so
+that a transaction begun anew does not pass for the old one; and `spectral.guarded` has the server refuse a commit that
+leaves a begun row unsettled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
@@ -41,6 +41,7 @@ _UNLOCK: Final = b"select pg_advisory_unlock_all()"
 _RESET: Final = (b"reset all", b"close all", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
+_GATES: Final = {gate.value.encode(): gate for gate in Gate}
 
 
 class PostgresTransaction:
@@ -90,9 +91,9 @@ class PostgresLane:
         )
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._transaction: PostgresTransaction | None = None
-        self._savepoint = b"none"
-        self._accepting: tuple[bytes, ...] = ()  # what the server has still to say to the handler that was accepted
         self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
+        self._savepoint = b""  # that of each of its handlers
+        self._accepted = False  # whether the server has still to say something to the handler that was accepted
         self._require_role = b""
         self._settings = b""
 
@@ -104,11 +105,9 @@ class PostgresLane:
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
         """See `Lane`."""
-        beginning = await self._beginning()
-        await self._note_role()
-        savepoint = _new_savepoint()
+        beginning = self._accepting() if self._group else await self._beginning()
         # Every handler starts from the same settings, whatever the one before it has left in the session.
-        prologue = (*beginning, *self._accepting, *_RESET, self._settings, b"savepoint " + savepoint)
+        prologue = (*beginning, *_RESET, self._settings, b"savepoint " + self._savepoint)
         try:
             *_, verdict = await self._session.script(*prologue, begin_one(delivery.lease, handler_name))
         except psycopg.Error as error:
@@ -120,31 +119,31 @@ class PostgresLane:
             if not is_contention(error):
                 raise
         else:
-            self._savepoint, self._accepting = savepoint, ()
-            return Gate(text_of(verdict))
+            self._accepted = False
+            return _GATES[verdict.get_value(0, 0) or b""]
         # Only the gate was refused. What came before the savepoint stands, and must not be said again.
-        self._accepting = ()
+        self._accepted = False
         try:
-            await self._run(*_undoing(savepoint))
+            await self._run(*_undoing(self._savepoint))
         except psycopg.Error as error:
             raise SubstrateLostError(describe(error)) from None
         return Gate.BUSY
 
     def accept(self) -> None:
         """See `Lane`."""
-        connection = self._open()
+        pgconn = self._open().pgconn
         self._end_transaction()
-        if connection.closed:
+        if pgconn.status == ConnStatus.BAD:
             raise GroupVoidError("the connection was closed while the handler ran")
-        status = connection.info.transaction_status
-        if status is TransactionStatus.INERROR:
+        status = pgconn.transaction_status
+        if status == TransactionStatus.INERROR:
             raise TransactionMisusedError(
                 "returned although an SQL statement of its transaction had failed; let the error out, or wrap what may "
                 "fail in `async with tx.connection.transaction():`"
             )
-        if status is not TransactionStatus.INTRANS or connection.info.pipeline_status is not PipelineStatus.OFF:
+        if status != TransactionStatus.INTRANS or pgconn.pipeline_status != PipelineStatus.OFF:
             raise GroupVoidError("ended the transaction it was given, or left something running in it")
-        self._accepting = (self._require_role, b"release savepoint " + self._savepoint)
+        self._accepted = True
 
     async def undo(self) -> None:
         """See `Lane`."""
@@ -166,7 +165,8 @@ class PostgresLane:
         """See `Lane`."""
         if self._group:
             # What was accepted, and that it is still the group's transaction: outside of it there is nothing to commit.
-            own = (*self._accepting, b"release savepoint " + self._group)
+            role = (self._require_role,) if self._accepted else ()
+            own = (*role, *self._accepting(), b"release savepoint " + self._group)
         else:
             await self._require_idle()
             own = ()
@@ -177,13 +177,13 @@ class PostgresLane:
                 raise SubstrateLostError(describe(error)) from None
             raise CommitRefusedError from _misuse(error) if self._session.refused_at < len(own) else error
         self._group = b""
-        self._accepting = ()
+        self._accepted = False
         return standing(conclusions, answers[len(own) :])
 
     async def abandon(self) -> None:
         """See `Lane`."""
         self._group = b""
-        self._accepting = ()
+        self._accepted = False
         if not self._session.is_open:
             return
         try:
@@ -196,18 +196,22 @@ class PostgresLane:
         self._end_transaction()
         self._connection = None
         self._group = b""
-        self._accepting = ()
+        self._accepted = False
         await self._session.drop()
 
     async def _beginning(self) -> tuple[bytes, ...]:
-        """What opens the group, unless it is open: then its transaction is there, or nobody can go on."""
-        if self._group:
-            self._require_own_connection()
-            return ()
+        """What opens a group."""
         await self._require_idle()
+        await self._note_role()
         self._transaction = None
-        self._group = _new_savepoint()
+        self._group = b"spectral_" + secrets.token_hex(8).encode()
+        self._savepoint = self._group + b"_handler"
         return b"begin", b"savepoint " + self._group
+
+    def _accepting(self) -> tuple[bytes, ...]:
+        """What the open group has still to say to the handler before, if it was accepted."""
+        self._require_own_connection()
+        return (b"release savepoint " + self._savepoint,) if self._accepted else ()
 
     async def _require_idle(self) -> None:
         """A transaction that is open before a group is was begun by somebody who has kept the connection."""
@@ -241,12 +245,10 @@ class PostgresLane:
             return
         (role,) = await self._session.ask_script(b"select current_user::text")
         self._require_role = _REQUIRE_ROLE.format(text_of(role)).as_bytes(connection)
-        self._settings = _UNLOCK + b", " + self._session.apply_settings.as_bytes(connection).removeprefix(b"select ")
+        # In one statement: the server reads and plans each from its text.
+        settings = self._session.apply_settings.as_bytes(connection).removeprefix(b"select ")
+        self._settings = b", ".join((self._require_role, _UNLOCK.removeprefix(b"select "), settings))
         self._connection = connection
-
-
-def _new_savepoint() -> bytes:
-    return b"spectral_" + secrets.token_hex(8).encode()
 
 
 def _undoing(savepoint: bytes) -> tuple[bytes, ...]:

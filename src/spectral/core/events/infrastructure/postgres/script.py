@@ -48,10 +48,8 @@ async def run_script(
         psycopg.Error: the connection is lost.
         TimeoutError: there was no answer in time; the connection cannot be used any more.
     """
-    script = b"; ".join(
-        each if isinstance(each, bytes) else each.as_bytes(connection)  # bytes were quoted before
-        for each in statements
-    )
+    # bytes were quoted before
+    script = b"; ".join([each if isinstance(each, bytes) else each.as_bytes(connection) for each in statements])
     pgconn = connection.pgconn
     async with connection.lock:
         pgconn.send_query(script)
