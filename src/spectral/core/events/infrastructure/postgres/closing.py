@@ -11,6 +11,8 @@ from typing import Any, Final, cast
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
+
 _PATIENCE: Final = 2.0
 _DRIVERS_PATIENCE: Final = 12.0
 """A statement that is cancelled takes the driver up to ten seconds to give up."""
@@ -35,7 +37,14 @@ async def close(connection: psycopg.AsyncConnection[Any] | None, task: asyncio.F
                     pass
     finally:
         if connection is not None:
-            connection.pgconn.finish()
+            finish(connection)
+
+
+def finish(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Close its socket, which nobody watches any more."""
+    if isinstance(connection, WatchedConnection):
+        connection.rest()
+    connection.pgconn.finish()
 
 
 async def _late(task: asyncio.Future[Any] | None) -> psycopg.AsyncConnection[Any] | None:

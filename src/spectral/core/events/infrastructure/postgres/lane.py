@@ -22,6 +22,7 @@ from spectral.core.events.infrastructure.postgres.conclusions import begin_one, 
 from spectral.core.events.infrastructure.postgres.outbox import OutboxPublisher
 from spectral.core.events.infrastructure.postgres.script import Statement, text_of
 from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate, GroupVoidError
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class PostgresLane:
             settings.times.answer,
             settings={"spectral.guarded": "on"},
             autocommit=False,
+            kind=WatchedConnection,
         )
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._transaction: PostgresTransaction | None = None

@@ -16,6 +16,8 @@ from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from psycopg.waiting import Ready, Wait
 
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
@@ -53,7 +55,11 @@ async def run_script(
     pgconn = connection.pgconn
     async with connection.lock:
         pgconn.send_query(script)
-        results = await _completed(generators.execute(pgconn), pgconn.socket, within)
+        running: PQGen[list[PGresult]] = generators.execute(pgconn)
+        if isinstance(connection, WatchedConnection):
+            results = await connection.completed(running, within)
+        else:
+            results = await _completed(running, pgconn.socket, within)
     for number, result in enumerate(results):
         if result.status not in _GOOD:
             raise StatementRefusedError(number, errors.error_from_result(result, connection.info.encoding))

@@ -16,7 +16,7 @@ from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
-from spectral.core.events.infrastructure.postgres.closing import close
+from spectral.core.events.infrastructure.postgres.closing import close, finish
 from spectral.core.events.infrastructure.postgres.script import StatementRefusedError, run_script
 
 if TYPE_CHECKING:
@@ -68,7 +68,14 @@ class Session:
     """A connection that comes back. One caller at a time."""
 
     def __init__(
-        self, dsn: str, application: str, answer: timedelta, *, settings: Mapping[str, str], autocommit: bool = True
+        self,
+        dsn: str,
+        application: str,
+        answer: timedelta,
+        *,
+        settings: Mapping[str, str],
+        autocommit: bool = True,
+        kind: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection,
     ) -> None:
         self._dsn = dsn
         self._application = application[:63]
@@ -79,6 +86,7 @@ class Session:
         )
         self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
         self._autocommit = autocommit
+        self._kind = kind
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self.refused_at = 0  # which statement of a script the server refused, when it last did
@@ -164,12 +172,12 @@ class Session:
             application_name=self._application,
             client_encoding="utf8",  # whatever the connection string or the role prefers: scripts are UTF-8
         )
-        connection = await psycopg.AsyncConnection.connect(parameters, autocommit=True, row_factory=tuple_row)
+        connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
         try:
             await connection.execute(self.apply_settings)
             await connection.set_autocommit(self._autocommit)
         except BaseException:
-            connection.pgconn.finish()
+            finish(connection)
             raise
         return connection
 
