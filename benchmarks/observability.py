@@ -2,10 +2,12 @@
 
 python -m benchmarks.observability [--rounds N] [--events N] [--only WORKLOAD,...]
 
-Every line drains the same rows in a process of its own; the rounds are interleaved, and each begins with another line.
-Time is taken from the first call of a handler to the last settlement, processor time from that call to the end of the
-process, whatever its threads still had to do then included. Of the rows' traces one in ten is sampled, as by a
-publisher that samples so many: a sampler that follows its parent records those, one that is always on records all.
+Every line drains the same rows in a process of its own, which is always `spectral worker`; for *none* its watch is
+replaced by one that takes no notes. The rounds are interleaved, and each begins with another line. The first thousand
+events warm it up. From then on, time is taken to the last settlement, and processor time until everything is written
+and sent, whatever thread does that; what the interpreter takes to dismantle itself is left out. Of the rows' traces one
+in ten is sampled, as by a publisher that samples so many: a sampler that follows its parent records those, one that is
+always on records all.
 """
 
 from __future__ import annotations
@@ -105,9 +107,13 @@ class Bench:
                 stderr=watched.log,
             )
             used = self._wait(process, f"{workload}, {line.name}")
-            began, cpu_before = map(float, stamp.read_text().split())
+            stamps = [tuple(map(float, line.split())) for line in stamp.read_text().splitlines()]
+        (began, used_before), *at_the_end = stamps
+        if at_the_end:  # else it had to leave at once, without dismantling anything
+            ((_, used),) = at_the_end
         ((ended,),) = self.connection.execute(_LAST).fetchall()
-        return Drained(self.events / (ended - began), (used - cpu_before) * 1_000 / self.events)
+        measured = self.events - stage.WARM_UP
+        return Drained(measured / (ended - began), (used - used_before) * 1_000 / measured)
 
     def _publish(self, workload: str) -> None:
         self.connection.execute(_CLEAR)
@@ -221,7 +227,12 @@ def _options() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observability")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--events", type=int, default=10_000, help="how many each drain has to deliver")
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=10_000,
+        help=f"how many each drain has to deliver, {stage.WARM_UP:,} of them to warm up",
+    )
     parser.add_argument("--only", type=names, metavar="WORKLOAD,...", help=", ".join(stage.WORKLOADS))
     return parser.parse_args()
 
