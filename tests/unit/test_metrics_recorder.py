@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -82,7 +81,7 @@ def life() -> Iterator[Note]:
     yield SettlementWritten(3, 0.002)
     yield finished()
     for outcome in (AlreadyHandled(), Retry("E", SECOND), DeadLetter("E"), Released()):
-        yield replace(finished(), outcome=outcome)
+        yield finished()._replace(outcome=outcome)
     yield LeaseWasLost(one)
     yield SettleGivenUp(one, "E")
     yield Reaped(uuid4(), "pending", "lost", "other", 1)

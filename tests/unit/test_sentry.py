@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -72,7 +71,7 @@ def test_the_report_is_linked_to_the_trace_of_the_handler() -> None:
 )
 def test_without_a_span_it_is_linked_to_the_trace_of_the_row(stored: str | None, trace: object) -> None:
     with sentry() as kept:
-        tool().tell(replace(finished(trace_context=stored), traceparent=None))
+        tool().tell(finished(trace_context=stored)._replace(traceparent=None))
     assert only(kept)["contexts"].get("trace") == trace
 
 

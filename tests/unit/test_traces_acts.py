@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,19 +15,19 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Decision, ParentBased, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import Attributes
 
 from spectral.core.events import EventEnvelope
+from spectral.core.events.infrastructure.observability.origins import remote_span
 from spectral.core.events.infrastructure.observability.traces import (
     SCHEMA_URL,
     OpenTelemetryTracer,
     current_traceparent,
-    remote_span,
 )
-from spectral.core.events.infrastructure.observability.watch import Traced, Watch
+from spectral.core.events.infrastructure.observability.watch import Carried, Traced, Watch
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.probe import Failure, Handle, Publish
 from spectral.core.events.settings import Identity
@@ -77,6 +78,7 @@ class Recorded:
     def begin(self, act: Publish | Handle) -> Traced:
         traced = self.tracer.start(act)
         assert traced is not None
+        assert not isinstance(traced, Carried)
         return traced
 
     def done(self, act: Publish | Handle, failure: Failure | None = None) -> ReadableSpan:
@@ -255,6 +257,36 @@ def test_what_is_not_sampled_is_not_recorded_but_continues_its_trace() -> None:
     assert recorded.spans() == ()
 
 
+UNSAMPLED = PUBLISHED[:-2] + "00"
+
+
+def test_an_event_that_its_publisher_has_not_sampled_is_handed_on_as_it_came() -> None:
+    recorded = Recorded(ParentBased(ALWAYS_ON))
+    carried = recorded.tracer.start(Handle(DELIVERY._replace(trace_context=UNSAMPLED), "platform.index"))
+    assert isinstance(carried, Carried)
+    assert carried.context is not None
+    assert carried.context.run(current_traceparent) == carried.traceparent == UNSAMPLED
+    assert carried.context.run(trace.get_current_span).get_span_context() == remote_span(UNSAMPLED)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "changes"),
+    [
+        (ParentBased(ALWAYS_ON), {"trace_context": PUBLISHED}),
+        (ParentBased(ALWAYS_ON), {"trace_context": UNSAMPLED, "attempts": 2}),
+        (ParentBased(ALWAYS_ON), {"trace_context": None}),
+        (ParentBased(ALWAYS_OFF, remote_parent_not_sampled=ALWAYS_ON), {"trace_context": UNSAMPLED}),
+        (ParentBased(ParentBased(ALWAYS_ON), remote_parent_not_sampled=ALWAYS_ON), {"trace_context": UNSAMPLED}),
+        (ALWAYS_ON, {"trace_context": UNSAMPLED}),
+    ],
+    ids=["sampled", "retry", "no trace", "other rule", "rule within a rule", "always"],
+)
+def test_whatever_else_a_sampler_may_want_is_put_to_it(sampler: Sampler, changes: dict[str, Any]) -> None:
+    recorded = Recorded(sampler)
+    recorded.done(Handle(DELIVERY._replace(**changes), "platform.index"))
+    assert len(recorded.spans()) == 1
+
+
 # without a provider
 
 
@@ -264,8 +296,6 @@ def test_without_a_provider_a_handler_runs_in_the_trace_of_its_event() -> None:
         assert traced is not None
         assert traced.context is not None
         assert traced.context.run(current_traceparent) == traced.traceparent == PUBLISHED
-        traced.leave()
-        traced.end(None)
 
 
 def test_without_a_provider_and_a_trace_there_is_nothing_to_follow() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from spectral.core.events import PublishSettings
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.infrastructure.observability import watch as module
-from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.infrastructure.observability.watch import Carried, Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
     Act,
@@ -229,6 +230,36 @@ def test_what_is_published_behind_an_outlet_is_counted_all_the_same() -> None:
     assert counted.count == 2
 
 
+def test_what_counts_is_told_of_the_kinds_it_cares_for() -> None:
+    class Choosy(NoteTaker):
+        def __init__(self) -> None:
+            self.notes: list[Note] = []
+
+        def cares_for(self, kind: type[Note]) -> bool:
+            return kind is Stopped
+
+        def tell(self, note: Note) -> None:
+            self.notes.append(note)
+
+    watch = Watch({}, {"choosy": (choosy := Choosy())})
+    publish(watch)
+    watch.tell(Stopped())
+    assert choosy.notes == [Stopped()]
+
+
+def test_what_is_only_handed_on_has_nothing_to_end(clock: Clock) -> None:
+    class Hands:
+        def start(self, act: Act) -> Carried:
+            del act
+            clock.take(0.01)
+            return Carried("00-x", context)
+
+    context = copy_context()
+    activity = Watch({}, tracer=Hands()).begin(Publish([envelope()], 3))
+    assert (activity.traceparent, activity.context) == ("00-x", context)
+    activity.end()
+
+
 # what waits
 
 
@@ -247,7 +278,7 @@ def test_a_note_waits_without_a_large_payload() -> None:
     failure = Failure("ValueError", "no")
     assert kept(Finished(large, Handled(), (), 0.1)) == Finished(slim, Handled(), (), 0.1)
     assert kept(LeaseWasLost(large)) == LeaseWasLost(slim)
-    assert kept(HandlerRan(act, 0.1, failure, None)) == HandlerRan(replace(act, delivery=slim), 0.1, failure, None)
+    assert kept(HandlerRan(act, 0.1, failure, None)) == HandlerRan(act._replace(delivery=slim), 0.1, failure, None)
 
 
 def test_a_small_payload_is_not_worth_a_copy() -> None:

@@ -28,7 +28,9 @@ _TRACEPARENT_LENGTH: Final = 55
 
 def is_plain(note: Finished) -> bool:
     """Whether there is no more to say than that all went well, with an event that was not split from a broadcast."""
-    return isinstance(note.outcome, Handled) and note.delivery.lease.row_id == note.delivery.event_id
+    # By their numbers: to compare two UUIDs takes a call.
+    delivery = note.delivery
+    return type(note.outcome) is Handled and delivery.lease.row_id.int == delivery.event_id.int
 
 
 class HandledLines:
@@ -42,6 +44,10 @@ class HandledLines:
         who = {"service": identity.service, "environment": identity.environment, "generation": identity.generation}
         self._who = json.dumps(who)[1:-1]
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
+
+    def cares_for(self, kind: type[Note]) -> bool:
+        """Whether such a note may be of an event that was handled."""
+        return kind is Finished
 
     def tell(self, note: Note) -> None:
         """Write its line, if it is a plain one."""

@@ -26,12 +26,12 @@ _START_AGAIN: Final = 1.0
 
 _LAST_WORDS: Final = 1.0
 _outlets: WeakSet[Outlet] = WeakSet()
-_here = threading.local()
+_threads: set[int] = set()
 
 
 def is_in_outlet() -> bool:
     """Whether this runs behind an outlet, whose work must not make more of it."""
-    return getattr(_here, "in_outlet", False)
+    return threading.get_ident() in _threads
 
 
 class Outlet:
@@ -95,7 +95,7 @@ class Outlet:
             self._start.release()
 
     def _run(self) -> None:
-        _here.in_outlet = True
+        _threads.add(threading.get_ident())
         while True:
             self._filled.wait()
             time.sleep(_GATHER)
@@ -112,6 +112,7 @@ class Outlet:
 
 
 def _after_fork() -> None:
+    _threads.clear()  # none of them is here
     for outlet in list(_outlets):
         outlet.start_anew()
 

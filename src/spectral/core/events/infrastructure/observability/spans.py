@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry.trace import SpanKind
 
-from spectral.core.events.infrastructure.observability.traces import NOTHING, TracerSource
+from spectral.core.events.infrastructure.observability.origins import NOTHING
+from spectral.core.events.infrastructure.observability.traces import TracerSource
 from spectral.core.events.probe import Claimed, SettlementWritten
 
 if TYPE_CHECKING:

@@ -8,33 +8,34 @@ nothing is recorded, and what a handler publishes still belongs to the trace tha
 from __future__ import annotations
 
 import time
-from contextvars import copy_context
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import (
-    Link,
-    NonRecordingSpan,
-    ProxyTracerProvider,
-    SpanContext,
-    SpanKind,
-    StatusCode,
-    TraceFlags,
-)
+from opentelemetry.context import attach, detach
+from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind, StatusCode
 
+from spectral.core.events.infrastructure.observability.origins import (
+    NOTHING,
+    copy_with,
+    is_sampled,
+    origin_of,
+    remote_span,
+)
 from spectral.core.events.infrastructure.observability.outlet import flush_first
+from spectral.core.events.infrastructure.observability.watch import Carried
 from spectral.core.events.probe import Handle
 
 if TYPE_CHECKING:
     import contextvars
     from contextvars import Token
 
-    from opentelemetry.trace import Span, Tracer, TracerProvider
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
+    from spectral.core.events.infrastructure.observability.origins import Origin
     from spectral.core.events.infrastructure.observability.watch import Traced
     from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Act, Failure, Publish
@@ -44,10 +45,6 @@ SCOPE: Final = "spectral"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that the names of attributes are taken from."""
 
-NOTHING: Final = Context()
-"""Where a span without a parent starts; the ambient context may have a span of whoever started the worker."""
-
-_TRACEPARENT_LENGTH: Final = 55
 _LOOK_EVERY: Final = 0.2  # seconds
 _MAX_KNOWN: Final = 1_000
 
@@ -63,34 +60,6 @@ def _traceparent(context: SpanContext) -> str | None:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
-def remote_span(traceparent: str | None) -> SpanContext | None:
-    """The span of another process that this names; none if it names none."""
-    # By hand: the propagator takes several times as long, and the table has checked the form of it.
-    if traceparent is None or len(traceparent) != _TRACEPARENT_LENGTH:
-        return None
-    try:
-        trace_id, span_id = int(traceparent[3:35], 16), int(traceparent[36:52], 16)
-        flags = TraceFlags(int(traceparent[53:], 16))
-    except ValueError:
-        return None
-    remote = SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)
-    return remote if remote.is_valid else None
-
-
-class _Origin(NamedTuple):
-    """The span that published an event, and a context in which it is the current one."""
-
-    span: SpanContext
-    context: Context
-
-
-@lru_cache(maxsize=_MAX_KNOWN)
-def _origin(traceparent: str | None) -> _Origin | None:
-    """Kept for a while: events that were published together have it in common, and so have an event's handlers."""
-    remote = remote_span(traceparent)
-    return None if remote is None else _Origin(remote, trace.set_span_in_context(NonRecordingSpan(remote), NOTHING))
-
-
 @cache
 def _version() -> str:
     return version("spectral-events")  # reads files
@@ -102,13 +71,15 @@ class TracerSource:
     The worker's name is an attribute of the scope: there it is sent once with many spans, not with each of them.
     """
 
-    __slots__ = ("_attributes", "_look_at", "_provider", "_tracer")
+    __slots__ = ("_attributes", "_look_at", "_provider", "_tracer", "follows_its_parent")
 
     def __init__(self, worker: str | None, provider: TracerProvider | None) -> None:
         self._attributes = None if worker is None else {"messaging.client.id": worker}
         self._provider = provider
         self._tracer: Tracer | None = None
         self._look_at = 0.0
+        self.follows_its_parent = False
+        """Whether it is known that no span is recorded whose parent, in another process, is not."""
 
     def tracer(self, *, look: bool = False) -> Tracer | None:
         """None until there is a provider; from then on always the same, for a provider is set once.
@@ -124,8 +95,22 @@ class TracerSource:
             if isinstance(provider, ProxyTracerProvider):
                 return None
             self._tracer = provider.get_tracer(SCOPE, _version(), SCHEMA_URL, self._attributes)
+            self.follows_its_parent = _follows_its_parent(self._tracer)
             flush_first()
         return self._tracer
+
+
+def _follows_its_parent(tracer: Tracer) -> bool:
+    """Whether its sampler is the SDK's own, and drops whatever a publisher has not sampled.
+
+    Then nobody has to be asked for each event. One that we do not know may decide by anything, and is asked.
+    """
+    sampler: object = getattr(tracer, "sampler", None)
+    then: object = getattr(sampler, "_remote_parent_not_sampled", None)  # by no public name
+    ours = "opentelemetry.sdk.trace.sampling"
+    if type(sampler).__module__ != ours or type(then).__module__ != ours:
+        return False
+    return str(getattr(then, "get_description", str)()) == "AlwaysOffSampler"
 
 
 class OpenTelemetryTracer:
@@ -136,7 +121,7 @@ class OpenTelemetryTracer:
         self._source = TracerSource(worker, provider)
         self._known: dict[tuple[str, str, str, int], tuple[str, dict[str, AttributeValue]]] = {}
 
-    def start(self, act: Act) -> Traced | None:
+    def start(self, act: Act) -> Traced | Carried | None:
         """See `Tracer`."""
         if isinstance(act, Handle):
             return self._handle(self._source.tracer(), act)
@@ -169,21 +154,33 @@ class OpenTelemetryTracer:
             return None
         return _Span(span, None, attach(trace.set_span_in_context(span)))
 
-    def _handle(self, tracer: Tracer | None, act: Handle) -> Traced | None:
+    def _handle(self, tracer: Tracer | None, act: Handle) -> Traced | Carried | None:
         delivery = act.delivery
-        origin = _origin(delivery.trace_context)
-        if tracer is None:
+        origin = origin_of(delivery.trace_context)
+        if tracer is None or (origin is not None and self._is_dropped(delivery)):
             return _carried(origin, delivery)
         name, known = self._known_of(delivery, act.handler_name)
+        attributes = {
+            **known,
+            "messaging.message.id": str(delivery.event_id),
+            "spectral.attempt": delivery.attempts,
+        }
         parent = origin.context if origin is not None and delivery.is_first else NOTHING
-        links = None if origin is None else (Link(origin.span),)
-        span = tracer.start_span(name, parent, SpanKind.CONSUMER, known, links)
+        links = None if origin is None else (Link(origin.span.get_span_context()),)
+        span = tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
         if not span.get_span_context().is_valid:  # a provider that is switched off
             return _carried(origin, delivery)
-        if span.is_recording():  # what differs from event to event, for whoever will see it
-            span.set_attribute("messaging.message.id", str(delivery.event_id))
-            span.set_attribute("spectral.attempt", delivery.attempts)
-        return _Span(span, _copy_with(trace.set_span_in_context(span, NOTHING)))
+        return _Span(span, copy_with(trace.set_span_in_context(span, NOTHING)))
+
+    def _is_dropped(self, delivery: Delivery) -> bool:
+        """Whether nobody would record the span: then what the event came with is all there is to hand on."""
+        traceparent = delivery.trace_context
+        return (
+            self._source.follows_its_parent
+            and traceparent is not None
+            and delivery.is_first
+            and not is_sampled(traceparent)
+        )
 
     def _known_of(self, delivery: Delivery, handler_name: str) -> tuple[str, dict[str, AttributeValue]]:
         """The span's name, and those of its attributes that do not change from event to event."""
@@ -207,15 +204,9 @@ class OpenTelemetryTracer:
         return known
 
 
-def _carried(origin: _Origin | None, delivery: Delivery) -> Traced | None:
-    return None if origin is None else _Carried(delivery.trace_context, _copy_with(origin.context))
-
-
-def _copy_with(current: Context) -> contextvars.Context:
-    """A copy of where we are, but for the span and the baggage, which are those of whoever runs the worker."""
-    copy = copy_context()
-    copy.run(attach, current)
-    return copy
+def _carried(origin: Origin | None, delivery: Delivery) -> Carried | None:
+    """Nobody records: the span that published the event stays the current one."""
+    return None if origin is None else Carried(delivery.trace_context, copy_with(origin.context))
 
 
 class _Span:
@@ -250,24 +241,3 @@ class _Span:
             span.set_attributes({"spectral.outcome": "failed", "error.type": failure.kind})
             span.set_status(StatusCode.ERROR, failure.text)
         span.end(self._ended)
-
-
-class _Carried:
-    """Implements `Traced` where nobody records: the span that published the event stays the current one."""
-
-    __slots__ = ("context", "traceparent")
-
-    def __init__(self, traceparent: str | None, context: contextvars.Context | None) -> None:
-        self.traceparent = traceparent
-        self.context = context
-
-    @property
-    def is_recording(self) -> bool:
-        """See `Traced`."""
-        return False
-
-    def leave(self) -> None:
-        """See `Traced`."""
-
-    def end(self, failure: Failure | None) -> None:
-        """See `Traced`."""

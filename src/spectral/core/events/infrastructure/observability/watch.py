@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from spectral.core.events import probe
 from spectral.core.events.infrastructure.observability.outlet import Outlet, is_in_outlet
-from spectral.core.events.probe import EventRef, HandlerRan, Publish, Published, TimedActivity
+from spectral.core.events.probe import EventRef, Finished, HandlerRan, Publish, Published, TimedActivity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,17 +41,14 @@ _MUCH: Final = 2_048
 """Characters of a payload that are not worth a copy to be rid of."""
 
 _RAISED: Final = (Exception, CancelledError)
-_OF_A_DELIVERY: Final = (
-    probe.Finished,
-    probe.LeaseWasLost,
-    probe.SettleGivenUp,
-    probe.HandlerRanAway,
-    probe.Quarantined,
-)
+_OF_A_DELIVERY: Final = (probe.LeaseWasLost, probe.SettleGivenUp, probe.HandlerRanAway, probe.Quarantined)
 
 
 class Counting(Protocol):
-    """Takes notes in memory: counts them, or makes a line of one."""
+    """Takes notes in memory: counts them, or makes a line of one.
+
+    It may have a `cares_for(kind) -> bool` too, as a `Tool` has.
+    """
 
     def tell(self, note: Note) -> None:
         """Take note, at once."""
@@ -104,10 +101,17 @@ class Traced(Protocol):
         ...
 
 
+class Carried(NamedTuple):
+    """In place of a span that nobody would see: what the act came with, to be handed on. There is nothing to end."""
+
+    traceparent: str | None
+    context: Context | None
+
+
 class Tracer(Protocol):
     """Follows acts."""
 
-    def start(self, act: Act) -> Traced | None:
+    def start(self, act: Act) -> Traced | Carried | None:
         """Begin a span; none if nobody wants one."""
         ...
 
@@ -118,6 +122,13 @@ class _Reader(NamedTuple):
     outlet: Outlet
     tool: Tool
     wants: Callable[[Note], bool] | None
+
+
+class _Caring(NamedTuple):
+    """Who is told of a kind of notes: at once, by name, and by outlets."""
+
+    quick: tuple[tuple[str, Callable[[Note], None]], ...]
+    slow: tuple[_Reader, ...]
 
 
 class Watch:
@@ -138,27 +149,27 @@ class Watch:
         self._tracer = tracer
         self._traces = Outlet("traces")
         self._raised: Counter[str] = Counter()
-        self._caring: dict[type[Note], list[_Reader]] = {}
+        self._caring: dict[type[Note], _Caring] = {}
         self._ask_again_at = 0.0
         self._long_starts = 0
         self._trace_again_at = 0.0
 
     def tell(self, note: Note) -> None:
         """See `Probe`."""
-        for name, counting in self._quick.items():
+        kind = type(note)
+        caring = self._caring.get(kind)
+        if caring is None or time.monotonic() >= self._ask_again_at:
+            caring = self._ask(kind)
+        for name, tell in caring.quick:
             try:
-                counting.tell(note)
+                tell(note)
             except _RAISED:  # counted, and none of the flow's business
                 self._raised[name] += 1
-        if is_in_outlet():
-            return  # a log that publishes what it is told would be told of that, and so on for ever
-        caring = self._caring.get(type(note))
-        if caring is None or time.monotonic() >= self._ask_again_at:
-            caring = self._ask(type(note))
-        if caring:
-            self._hand_out(note, caring)
+        # A log that publishes what it is told would be told of that, and so on for ever.
+        if caring.slow and not is_in_outlet():
+            self._hand_out(note, caring.slow)
 
-    def _hand_out(self, note: Note, caring: list[_Reader]) -> None:
+    def _hand_out(self, note: Note, caring: tuple[_Reader, ...]) -> None:
         at = time.time()
         slim: Note | None = None
         for outlet, tool, wants in caring:
@@ -170,20 +181,26 @@ class Watch:
             except _RAISED:  # as above
                 self._raised[outlet.name] += 1
 
-    def _ask(self, kind: type[Note]) -> list[_Reader]:
+    def _ask(self, kind: type[Note]) -> _Caring:
         """Who cares for notes of a kind; whoever cannot say does not."""
         if time.monotonic() >= self._ask_again_at:
             self._caring = {}
             self._ask_again_at = time.monotonic() + _ASK_EVERY
-        caring: list[_Reader] = []
-        for reader in self._slow:
-            try:
-                if reader.tool.cares_for(kind):
-                    caring.append(reader)
-            except _RAISED:  # as above
-                self._raised[reader.outlet.name] += 1
-        self._caring[kind] = caring
+        quick = [
+            (name, counting.tell)
+            for name, counting in self._quick.items()
+            if self._cares(name, getattr(counting, "cares_for", None), kind)
+        ]
+        slow = [reader for reader in self._slow if self._cares(reader.outlet.name, reader.tool.cares_for, kind)]
+        caring = self._caring[kind] = _Caring(tuple(quick), tuple(slow))
         return caring
+
+    def _cares(self, name: str, ask: Callable[[type[Note]], bool] | None, kind: type[Note]) -> bool:
+        try:
+            return ask is None or ask(kind)
+        except _RAISED:  # as above
+            self._raised[name] += 1
+            return False
 
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""
@@ -193,7 +210,10 @@ class Watch:
         activity: Activity | None = None
         try:
             traced = self._tracer.start(act)
-            activity = None if traced is None else _TracedActivity(self, act, traced)
+            if isinstance(traced, Carried):
+                activity = TimedActivity(self.tell, act, traced.traceparent, traced.context)
+            elif traced is not None:
+                activity = _TracedActivity(self, act, traced)
         except _RAISED:  # as above
             self._raised["traces"] += 1
         self._started_within(time.monotonic() - began)
@@ -251,7 +271,9 @@ def _slim(note: Note) -> Note:
         return replace(note, act=Publish([_ref(envelope) for envelope in note.act.envelopes], note.act.generation))
     if isinstance(note, HandlerRan):
         delivery = note.act.delivery
-        return replace(note, act=replace(note.act, delivery=_without(delivery))) if _is_much(delivery) else note
+        return note._replace(act=note.act._replace(delivery=_without(delivery))) if _is_much(delivery) else note
+    if isinstance(note, Finished):
+        return note._replace(delivery=_without(note.delivery)) if _is_much(note.delivery) else note
     if isinstance(note, _OF_A_DELIVERY) and _is_much(note.delivery):
         return replace(note, delivery=_without(note.delivery))
     return note
