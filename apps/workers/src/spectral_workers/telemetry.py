@@ -144,9 +144,14 @@ def _span_exporter(name: str) -> SpanExporter:
 
         return ConsoleSpanExporter()
     _require_otlp(name)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415  an extra
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415  an extra
 
-    return OTLPSpanExporter()
+    from spectral_workers.otlp_spans import encode_spans  # noqa: PLC0415  as above
+
+    # The exporter looks there for what encodes spans, and cannot be told in any other way. One that looks elsewhere
+    # is as slow as it was.
+    trace_exporter.__dict__["encode_spans"] = encode_spans
+    return trace_exporter.OTLPSpanExporter()
 
 
 def _set_up_metrics(exporters: Iterable[str], resource: Resource) -> Callable[[], object]:

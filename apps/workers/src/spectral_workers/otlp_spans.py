@@ -1,0 +1,172 @@
+"""Spans as OTLP has them on the wire, for the exporter that the worker sets up.
+
+OpenTelemetry's own encoder makes an object for each attribute, copies all of them three times and hashes the resource
+for each span: with it, to encode a span takes longer than to make, end and queue it. Most spans are alike: a few
+attributes, of which nearly all repeat, one link, no events. Those are written here, byte by byte, as protobuf would;
+everything else about them, and every span with anything more to it, is left to OpenTelemetry's encoder.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any_spans
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.trace import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.trace import Link, SpanContext
+
+_MAX_KNOWN: Final = 2_000
+_UNIQUE: Final = frozenset({"messaging.message.id"})
+"""Attributes that are not worth remembering."""
+
+# Each with its tag before it: the number of the field in the .proto file, and how it is encoded.
+_IDS: Final = Struct("<BB16sBB8s").pack
+_TIMES: Final = Struct("<BBBQBQ").pack
+_LINK: Final = Struct("<BBBB16sBB8sBI").pack
+_KEY, _VALUE, _SPAN, _NAME, _ATTRIBUTE, _TEXT = b"\x0a", b"\x12", b"\x12", b"\x2a", b"\x4a", b"\x0a"
+_RESOURCE_SPANS, _SCOPE_SPANS = b"\x0a", b"\x12"
+_NO_STATUS: Final = b"\x7a\x00"
+_FLAGS: Final = b"\x85\x01"
+_KNOWS_WHERE: Final = 0x100
+_ELSEWHERE: Final = 0x300
+_FLAGS_OF: Final = {flags: _FLAGS + flags.to_bytes(4, "little") for flags in (_KNOWS_WHERE, _ELSEWHERE)}
+_SHORT: Final = 0x80
+
+
+class Encoded:
+    """Stands for a message of protobuf, already serialised."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def SerializePartialToString(self) -> bytes:  # noqa: N802  protobuf's name
+        """The bytes."""
+        return self._data
+
+    SerializeToString = SerializePartialToString
+
+
+def encode_spans(spans: Sequence[ReadableSpan]) -> Encoded:
+    """A request to take these spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
+    groups: dict[tuple[int, int], list[ReadableSpan]] = {}
+    for span in spans:
+        # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
+        groups.setdefault((id(span.resource), id(span.instrumentation_scope)), []).append(span)
+    return Encoded(b"".join(_field(_RESOURCE_SPANS, _group(group)) for group in groups.values()))
+
+
+def _group(spans: Sequence[ReadableSpan]) -> bytes:
+    """Spans that have their resource and their scope in common."""
+    (around,) = encode_any_spans(spans[:1]).resource_spans
+    (scope,) = around.scope_spans
+    del scope.spans[:]
+    inner = scope.SerializePartialToString()
+    around.ClearField("scope_spans")
+    written = (_field(_SPAN, _span(span)) for span in spans)
+    return b"".join((around.SerializePartialToString(), _field(_SCOPE_SPANS, b"".join((inner, *written)))))
+
+
+def _span(span: ReadableSpan) -> bytes:
+    try:
+        written = _plain_span(span)
+    except Exception:  # noqa: BLE001  a value that is none; the other encoder knows what to leave out
+        written = None
+    if written is None:
+        written = encode_any_spans([span]).resource_spans[0].scope_spans[0].spans[0].SerializePartialToString()
+    return written
+
+
+def _plain_span(span: ReadableSpan) -> bytes | None:
+    """None if there is more to it."""
+    context, parent, attributes = span.context, span.parent, span.attributes
+    if (
+        context is None
+        or context.trace_state
+        or span.events
+        or span.status.status_code is not StatusCode.UNSET
+        or span.dropped_attributes
+        or span.dropped_events
+        or span.dropped_links
+    ):
+        return None
+    parts = [_IDS(0x0A, 16, context.trace_id.to_bytes(16, "big"), 0x12, 8, context.span_id.to_bytes(8, "big"))]
+    if parent is not None:
+        parts.append(b"\x22\x08" + parent.span_id.to_bytes(8, "big"))
+    parts.append(_text(_NAME, span.name))
+    parts.append(_TIMES(0x30, span.kind.value + 1, 0x39, span.start_time, 0x41, span.end_time))
+    # A copy is an ordinary dict. To go through what the SDK has takes a few calls for each of them.
+    copied: Callable[[], Mapping[str, object]] = getattr(attributes, "copy", lambda: attributes or {})
+    for key, value in copied().items():
+        encoded = _attribute(key, value)
+        if encoded is None:
+            return None
+        parts.append(encoded)
+    for link in span.links:
+        if link.attributes or link.dropped_attributes:
+            return None
+        parts.append(_link(link))
+    parts.append(_NO_STATUS)
+    parts.append(_FLAGS_OF[_flags(parent)])
+    return b"".join(parts)
+
+
+def _link(link: Link) -> bytes:
+    trace_id, span_id = link.context.trace_id.to_bytes(16, "big"), link.context.span_id.to_bytes(8, "big")
+    return _LINK(0x6A, 33, 0x0A, 16, trace_id, 0x12, 8, span_id, 0x35, _flags(link.context))
+
+
+def _flags(context: SpanContext | None) -> int:
+    return _ELSEWHERE if context is not None and context.is_remote else _KNOWS_WHERE
+
+
+_known: dict[tuple[str, type, object], bytes] = {}
+
+
+def _attribute(key: str, value: object) -> bytes | None:
+    """None if the value is not a simple one."""
+    if key in _UNIQUE and isinstance(value, str):
+        return _attribute_of(key, _text(_TEXT, value))
+    asked = (key, type(value), value)  # the kind too, for True equals 1
+    known = _known.get(asked)
+    if known is None:
+        if isinstance(value, str):
+            known = _attribute_of(key, _text(_TEXT, value))
+        elif isinstance(value, bool):
+            known = _attribute_of(key, AnyValue(bool_value=value).SerializeToString())
+        elif isinstance(value, int):
+            known = _attribute_of(key, AnyValue(int_value=value).SerializeToString())
+        else:
+            return None
+        if len(_known) >= _MAX_KNOWN:
+            _known.clear()
+        _known[asked] = known
+    return known
+
+
+def _attribute_of(key: str, value: bytes) -> bytes:
+    return _field(_ATTRIBUTE, _text(_KEY, key) + _field(_VALUE, value))
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    return _field(tag, text.encode())
+
+
+def _field(tag: bytes, data: bytes) -> bytes:
+    """Data of any length, with its length before it."""
+    length = len(data)
+    if length < _SHORT:
+        return b"%b%c%b" % (tag, length, data)
+    digits = bytearray()
+    while length >= _SHORT:
+        digits.append(length & 0x7F | _SHORT)
+        length >>= 7
+    digits.append(length)
+    return b"%b%b%b" % (tag, bytes(digits), data)
