@@ -155,25 +155,28 @@ create or replace function core.outbox_bell_needed(p_channel text, p_target text
     set enable_seqscan = off
 as $$
 declare
-    v_about text := p_channel || '/' || coalesce(p_target, '*') || ' ';
-    v_known text := current_setting('spectral.bell_known', true);
+    v_context text;
     v_now timestamptz;
     v_silent boolean;
     v_mode text;
+    v_known text;
 begin
-    if strpos(v_known, ' ' || v_about) > 0 then
+    if strpos(
+        current_setting('spectral.bell_known', true), ' ' || p_channel || '/' || coalesce(p_target, '*') || ' '
+    ) > 0 then
         return false;
     end if;
+    v_context := coalesce(p_target, '*');
     -- A snapshot that was taken before the lock may show a lease that has been withdrawn since.
     if current_setting('transaction_isolation') = 'read committed'
-        and pg_try_advisory_xact_lock_shared(hashtextextended('spectral.bell.' || rtrim(v_about), 0))
+        and pg_try_advisory_xact_lock_shared(hashtextextended('spectral.bell.' || p_channel || '/' || v_context, 0))
     then
         v_now := clock_timestamp();
         select true
         into v_silent
         from core.bell_leases as lease
         where lease.channel = p_channel
-          and lease.context = coalesce(p_target, '*')
+          and lease.context = v_context
           and lease.awake_until > v_now;
     end if;
     if v_silent is null then
@@ -183,7 +186,11 @@ begin
         end if;
         v_silent := v_mode = 'off';
     end if;
-    v_known := set_config('spectral.bell_known', concat(v_known, ' ', v_about), true);
+    v_known := set_config(
+        'spectral.bell_known',
+        concat(current_setting('spectral.bell_known', true), ' ', p_channel, '/', v_context, ' '),
+        true
+    );
     return not v_silent;
 end
 $$;

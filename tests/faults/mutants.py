@@ -149,7 +149,8 @@ MUTATIONS: Final = (
         (
             Function(
                 "outbox_bell_needed",
-                "and pg_try_advisory_xact_lock_shared(hashtextextended('spectral.bell.' || rtrim(v_about), 0))",
+                "and pg_try_advisory_xact_lock_shared("
+                "hashtextextended('spectral.bell.' || p_channel || '/' || v_context, 0))",
                 "",
             ),
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, get_args
 from uuid import UUID
@@ -15,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 
 from spectral.core.events.delivery.publish import Insert, OutboxRow, Stamp
 from spectral.core.events.failure import ConfigurationError, DuplicateEventError, NotInTransactionError, PublishError
+from spectral.core.events.infrastructure.psycopg_statements import bulk
 from spectral.core.events.infrastructure.statements import (
     PARAMETERS,
     ParameterStyle,
@@ -192,6 +194,28 @@ def test_the_arrays_of_many_rows_have_the_types_of_their_columns() -> None:
         "idempotency_key": "text",
         "trace_context": "text",
     }
+
+
+def test_what_all_rows_share_is_no_array() -> None:
+    shared = ("event_type", "workspace_id", "trace_context")
+    statement = insert_many("binary", ignore_known=True, shared=shared)
+    assert Counter(placeholders("binary", statement)) == Counter(NAMES)
+    values, arrays = statement.split(" from unnest(")
+    assert [name for name in placeholders("binary", values) if name in shared] == [*shared]
+    assert set(shared).isdisjoint(placeholders("binary", arrays))
+    assert "cast(%(workspace_id)b as uuid)" in values
+
+
+def test_psycopg_sends_once_what_all_rows_share() -> None:
+    insert = an_insert(rows=3)
+    statement, parameters = bulk(insert)
+    assert parameters["id"] == [row.id for row in insert.rows]
+    assert (parameters["event_type"], parameters["event_version"], parameters["target"]) == ("core.card.paid", 1, None)
+    assert b"cast(%(target)b as text)," in statement
+    differs = replace(insert, rows=(*insert.rows, insert.rows[0]._replace(target="core")))
+    statement, parameters = bulk(differs)
+    assert parameters["target"] == [None, None, None, "core"]
+    assert b"cast(%(target)b as text[])" in statement
 
 
 def test_positional_parameters_stand_where_their_numbers_say() -> None:

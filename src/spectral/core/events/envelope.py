@@ -60,12 +60,11 @@ os.register_at_fork(after_in_child=_unlock_in_child)
 def new_event_id() -> UUID:
     """A UUIDv7: ids of one process are strictly increasing, so neighbours in time are neighbours in the index."""
     global _last_stamp  # noqa: PLW0603  the clock of the process; one lock, one writer
-    nanoseconds = time.time_ns()
     # 48 bits of milliseconds, then 12 bits that count the fractions of one: the order within a millisecond.
-    milliseconds, rest = divmod(nanoseconds, 1_000_000)
-    stamp = (milliseconds << 12) | (rest * 4096 // 1_000_000)
+    stamp = (time.time_ns() << 12) // 1_000_000
     with _stamp_lock:
-        stamp = max(stamp, _last_stamp + 1)
+        if stamp <= _last_stamp:
+            stamp = _last_stamp + 1
         _last_stamp = stamp
     random = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
     return UUID(int=((stamp >> 12) << 80) | (0x7 << 76) | ((stamp & 0xFFF) << 64) | (0b10 << 62) | random)

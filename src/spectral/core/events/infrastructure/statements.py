@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias
 from spectral.core.events.failure import ConfigurationError, DuplicateEventError, NotInTransactionError, PublishError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from spectral.core.events.delivery.publish import Insert
 
@@ -50,14 +50,19 @@ def insert_one(style: ParameterStyle, *, ignore_known: bool = True) -> str:
     return f"{_TARGET} values ({', '.join(values)})" + (" on conflict do nothing" if ignore_known else "")
 
 
-def insert_many(style: ParameterStyle, *, ignore_known: bool) -> str:
-    """Insert any number of rows, given as one array for each column."""
-    arrays = ", ".join(f"cast({_placeholder(style, name)} as {kind}[])" for name, kind in ROW_COLUMNS.items())
-    columns = ", ".join("event.payload::jsonb" if name == "payload" else f"event.{name}" for name in ROW_COLUMNS)
+def insert_many(style: ParameterStyle, *, ignore_known: bool, shared: Collection[str] = ()) -> str:
+    """Insert any number of rows, given as one array for each column; of `shared` columns, as the value of all rows."""
+    varying = {name: kind for name, kind in ROW_COLUMNS.items() if name not in shared}
+    arrays = ", ".join(f"cast({_placeholder(style, name)} as {kind}[])" for name, kind in varying.items())
+    columns = {name: f"event.{name}" for name in varying} | {
+        name: f"cast({_placeholder(style, name)} as {ROW_COLUMNS[name]})" for name in shared
+    }
+    columns["payload"] += "::jsonb"
     stamp = [f"cast({_placeholder(style, name)} as {kind})" for name, kind in STAMP_COLUMNS.items()]
     stamp[-1] = f"clock_timestamp() + {stamp[-1]}"
+    selected = ", ".join([*(columns[name] for name in ROW_COLUMNS), *stamp])
     # Built from the constants above and placeholders; no value ever becomes part of the text.
-    rows = f"select {columns}, {', '.join(stamp)} from unnest({arrays}) as event ({', '.join(ROW_COLUMNS)})"  # noqa: S608
+    rows = f"select {selected} from unnest({arrays}) as event ({', '.join(varying)})"  # noqa: S608
     return f"{_TARGET} {rows}" + (" on conflict do nothing" if ignore_known else "")
 
 

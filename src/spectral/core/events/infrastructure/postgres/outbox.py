@@ -8,9 +8,9 @@ import psycopg
 
 from spectral.core.events.infrastructure.outbox_publisher import AsyncOutboxPublisher
 from spectral.core.events.infrastructure.psycopg_statements import (
+    bulk,
     counted,
     require_transaction,
-    statement_for_many,
     statement_for_one,
 )
 from spectral.core.events.infrastructure.statements import refuse
@@ -33,7 +33,7 @@ class OutboxPublisher(AsyncOutboxPublisher):
         return await self._execute(statement_for_one(self._connection, insert), insert.single(), insert)
 
     async def _insert_many(self, insert: Insert) -> int:
-        return await self._execute(statement_for_many(insert), insert.columns(), insert)
+        return await self._execute(*bulk(insert), insert)
 
     async def _execute(self, statement: bytes, parameters: dict[str, Any], insert: Insert) -> int:
         try:
