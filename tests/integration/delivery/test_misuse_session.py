@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 
 from spectral.core.events import Consumer, Transaction
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import Finished
 from tests.integration.delivery.platform_worker import COMPLETED, Bench, Scan, soon, until, write_effect
 
 Change = Callable[[Transaction], Awaitable[object]]
+Connect = Callable[..., Awaitable[object]]
 
 
 async def be_impatient(tx: Transaction) -> None:
@@ -210,3 +214,51 @@ async def test_what_a_task_writes_on_the_connection_after_its_handler_is_not_com
         await until(lambda: bench.all_are("delivered"))
     assert await bench.effects() == [("project", 2)]
     assert await bench.value("select max(attempts) from core.outbox") == 1
+
+
+async def _as_ever(connect: Connect, parameters: str, **given: object) -> object:
+    return await connect(parameters, **given)
+
+
+async def _refuse_options(connect: Connect, parameters: str, **given: object) -> object:
+    if conninfo_to_dict(parameters).get("options"):
+        raise psycopg.OperationalError("FATAL:  unsupported startup parameter in options: tcp_keepalives_idle")
+    return await connect(parameters, **given)
+
+
+async def _lose_options(connect: Connect, parameters: str, **given: object) -> object:
+    return await connect(make_conninfo(parameters, options=""), **given)
+
+
+@pytest.mark.parametrize("pooler", [_as_ever, _refuse_options, _lose_options], ids=["none", "refuses", "loses"])
+async def test_every_handler_is_guarded_whatever_a_pooler_thinks_of_settings_at_the_start(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch, pooler: Callable[..., Awaitable[object]]
+) -> None:
+    connect = WatchedConnection.connect
+    monkeypatch.setattr(WatchedConnection, "connect", partial(pooler, connect))
+    seen: list[object] = []
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        cursor = await tx.execute("select current_setting('spectral.guarded', true)")
+        seen.extend(await cursor.fetchone() or ())
+        await tx.execute("set spectral.guarded = off" if scan.number % 2 else "reset all")
+
+    await bench.publish(1, 2, 3, 4)
+    await bench.drain(platform, lanes=1)
+    assert await bench.all_are("delivered")
+    assert seen == ["on"] * 4
+
+
+async def test_the_options_of_the_connection_string_are_kept(bench: Bench, platform: Consumer) -> None:
+    seen: list[object] = []
+
+    @platform.on(COMPLETED)
+    async def project(_: Scan, tx: Transaction) -> None:
+        cursor = await tx.execute("select current_setting('timezone')")
+        seen.extend(await cursor.fetchone() or ())
+
+    await bench.publish(1, 2)
+    bench.dsn = make_conninfo(bench.dsn, options="-c timezone=Asia/Kathmandu")
+    await bench.drain(platform, lanes=1)
+    assert seen == ["Asia/Kathmandu"] * 2

@@ -20,9 +20,8 @@ from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.infrastructure.postgres.conclusions import begin_one, standing, statements
 from spectral.core.events.infrastructure.postgres.outbox import OutboxPublisher
-from spectral.core.events.infrastructure.postgres.script import Statement, text_of
+from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
-from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate, GroupVoidError
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ _UNLOCK: Final = b"select pg_advisory_unlock_all()"
 # Not what was prepared: the driver prepares a handler's statements for all its events.
 _RESET: Final = (b"reset all", b"close all", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
+_WHO_AND_HOW: Final = b"select current_user::text, current_setting('spectral.guarded', true) is not distinct from 'on'"
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 _GATES: Final = {gate.value.encode(): gate for gate in Gate}
 
@@ -88,8 +88,7 @@ class PostgresLane:
             f"spectral lane {settings.name}",
             settings.times.answer,
             settings={"spectral.guarded": "on"},
-            autocommit=False,
-            kind=WatchedConnection,
+            for_handlers=True,
         )
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._transaction: PostgresTransaction | None = None
@@ -241,15 +240,18 @@ class PostgresLane:
         return self._connection
 
     async def _note_role(self) -> None:
-        """Of a new connection: as whom it acts."""
+        """Of a new connection: as whom it acts, and whether a reset brings its settings back."""
         connection = await self._session.connection()
         if connection is self._connection:
             return
-        (role,) = await self._session.ask_script(b"select current_user::text")
-        self._require_role = _REQUIRE_ROLE.format(text_of(role)).as_bytes(connection)
+        _, answer = await self._session.ask_script(b"reset all", _WHO_AND_HOW)
+        ((role, kept),) = rows_of(answer)
+        self._require_role = _REQUIRE_ROLE.format(role).as_bytes(connection)
         # In one statement: the server reads and plans each from its text.
-        settings = self._session.apply_settings.as_bytes(connection).removeprefix(b"select ")
-        self._settings = b", ".join((self._require_role, _UNLOCK.removeprefix(b"select "), settings))
+        parts = [self._require_role, _UNLOCK.removeprefix(b"select ")]
+        if not kept:
+            parts.append(self._session.apply_settings.as_bytes(connection).removeprefix(b"select "))
+        self._settings = b", ".join(parts)
         self._connection = connection
 
 

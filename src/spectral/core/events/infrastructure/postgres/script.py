@@ -121,11 +121,6 @@ def rows_of(result: PGresult) -> Rows:
     return transformer.load_rows(0, result.ntuples, tuple)
 
 
-def text_of(result: PGresult) -> str:
-    """The first column of the first row, which is text."""
-    return (result.get_value(0, 0) or b"").decode()
-
-
 def uuid_array(ids: Iterable[UUID]) -> bytes:
     """As a literal; an id is nothing but hexadecimal digits."""
     return b"'{%s}'::uuid[]" % ",".join([each.hex for each in ids]).encode()

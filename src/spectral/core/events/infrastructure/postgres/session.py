@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import conninfo, sql
+from psycopg.pq import Conninfo
 from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.closing import close, finish
 from spectral.core.events.infrastructure.postgres.script import StatementRefusedError, run_script
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -65,7 +67,11 @@ _REMEDIES: Final = {
 
 
 class Session:
-    """A connection that comes back. One caller at a time."""
+    """A connection that comes back. One caller at a time.
+
+    `for_handlers`: they are given it. Then it is not in autocommit mode, and is asked so often that it is watched for
+    good; and its settings are the session's defaults, if the server lets them be, so that a reset brings them back.
+    """
 
     def __init__(
         self,
@@ -74,19 +80,17 @@ class Session:
         answer: timedelta,
         *,
         settings: Mapping[str, str],
-        autocommit: bool = True,
-        kind: type[psycopg.AsyncConnection[Any]] = psycopg.AsyncConnection,
+        for_handlers: bool = False,
     ) -> None:
         self._dsn = dsn
         self._application = application[:63]
         self._answer = answer.total_seconds()
-        values = (
-            sql.SQL("set_config({}, {}, false)").format(name, value)
-            for name, value in (_SERVER_KEEPALIVES | dict(settings)).items()
-        )
+        wanted = _SERVER_KEEPALIVES | dict(settings)
+        values = (sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in wanted.items())
         self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
-        self._autocommit = autocommit
-        self._kind = kind
+        self._autocommit = not for_handlers
+        self._kind = WatchedConnection if for_handlers else psycopg.AsyncConnection[Any]
+        self._defaults = _with_defaults(dsn, wanted) if for_handlers else None
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self.refused_at = 0  # which statement of a script the server refused, when it last did
@@ -172,7 +176,7 @@ class Session:
             application_name=self._application,
             client_encoding="utf8",  # whatever the connection string or the role prefers: scripts are UTF-8
         )
-        connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
+        connection = await self._connect(parameters)
         try:
             await connection.execute(self.apply_settings)
             await connection.set_autocommit(self._autocommit)
@@ -180,6 +184,18 @@ class Session:
             finish(connection)
             raise
         return connection
+
+    async def _connect(self, parameters: str) -> psycopg.AsyncConnection[Any]:
+        """With the settings as defaults, if so; a pooler may refuse them, in whatever words, or lose them."""
+        if self._defaults is not None:
+            try:
+                given = conninfo.make_conninfo(parameters, options=self._defaults)
+                return await self._kind.connect(given, autocommit=True, row_factory=tuple_row)
+            except psycopg.OperationalError:
+                connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
+                self._defaults = None
+                return connection
+        return await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
 
     async def _within(self, work: Awaitable[T], connection: psycopg.AsyncConnection[Any] | None) -> T:
         """Wait no longer than an answer may take: a driver that waits for a dead socket is left behind."""
@@ -216,6 +232,15 @@ class Session:
         closing = asyncio.ensure_future(close(connection, task))
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _with_defaults(dsn: str, settings: Mapping[str, str]) -> str | None:
+    """Those of the connection string or the environment, and these; none if a service may have some too."""
+    named = {each.keyword.decode(): (each.val or b"").decode() for each in Conninfo.get_defaults()}
+    given = named | conninfo.conninfo_to_dict(dsn)
+    if given.get("service"):
+        return None
+    return " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])
 
 
 def _passing(error: psycopg.Error) -> Exception:
