@@ -128,7 +128,9 @@ class Session:
             SubstrateLostError: the connection is lost or did not answer, and was given up.
             psycopg.Error: the server refused, and it is the caller's to say what that means.
         """
-        connection = await self.connection()
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = await self.connection()
         try:
             return await run_script(connection, statements, self._answer)
         except TimeoutError:
@@ -191,7 +193,9 @@ class Session:
             try:
                 given = conninfo.make_conninfo(parameters, options=self._defaults)
                 return await self._kind.connect(given, autocommit=True, row_factory=tuple_row)
-            except psycopg.OperationalError:
+            except psycopg.OperationalError as error:
+                if _refusal(str(error)):  # of the login, which is not to be tried twice
+                    raise
                 connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
                 self._defaults = None
                 return connection
