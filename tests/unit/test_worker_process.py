@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import signal
@@ -31,7 +32,7 @@ from spectral_ops.cli.worker import _arguments
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
 from spectral_workers.logs import configure_logs
-from spectral_workers.process import _flush
+from spectral_workers.process import _flush, spare_the_collector
 
 IDLE = Health(
     state=State.IDLE,
@@ -183,6 +184,19 @@ def test_who_configured_structlog_before_is_left_alone() -> None:
     structlog.configure(processors=[])
     configure_logs(WHO, {})
     assert structlog.get_config()["processors"] == []
+
+
+@pytest.mark.parametrize(("threshold", "kept"), [(700, 20_000), (50_000, 50_000), (0, 0)])
+def test_garbage_is_looked_for_among_what_the_work_makes(threshold: int, kept: int) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(threshold, 7, 8)
+        spare_the_collector()
+        assert gc.get_threshold() == (kept, 7, 8)
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 def test_whatever_watches_and_hangs_does_not_keep_the_process() -> None:
