@@ -243,9 +243,9 @@ class Stage:
         self.desk.forget(held)
         self.loop.expect(timedelta(seconds=delay))
 
-    def released(self) -> int:
+    async def released(self) -> int:
         """How many rows were given back."""
         given = 0
-        while not self.desk.to_settle.empty():
-            given += isinstance(self.desk.to_settle.get_nowait().outcome, Released)
+        while self.desk.to_settle:
+            given += sum(isinstance(each.outcome, Released) for each in await self.desk.to_settle.take(100))
         return given

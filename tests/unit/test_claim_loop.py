@@ -255,7 +255,7 @@ def test_what_was_claimed_so_long_ago_that_it_may_have_been_given_back_is_releas
         stage.table.rows += [Row(0, A) for _ in range(3)]
         stage.table.claim_takes = 2 * stage.desk.settings.times.answer.total_seconds() + 1
         await stage.run("once")
-        assert stage.released() == 3
+        assert await stage.released() == 3
         assert {row.status for row in stage.table.rows} == {"in_flight"}  # no handler has begun
 
     play(scene)

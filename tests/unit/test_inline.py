@@ -5,20 +5,30 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 import pytest
 
-from spectral.core.events.delivery.inline import InContext
+from spectral.core.events.delivery.inline import InContext, begin
 
 SEEN: ContextVar[str] = ContextVar("SEEN", default="untouched")
 
 
+async def inside(function: Callable[[], Awaitable[None]], context: Context | None = None) -> BaseException | None:
+    """The function in a context of its own, as a runner has it."""
+    context = context or copy_context()
+    try:
+        waiting = context.run(begin, function)
+    except BaseException as error:  # noqa: BLE001  as a value, like what comes after it has waited
+        return error
+    return None if waiting is None else await InContext(waiting, context)
+
+
 async def run(function: Callable[[], Awaitable[None]]) -> BaseException | None:
-    """The function in a context of its own, inside this task."""
+    """The same, inside this task."""
     async with asyncio.timeout(10):
-        return await InContext(function(), copy_context())
+        return await inside(function)
 
 
 async def for_ever() -> None:
@@ -26,10 +36,7 @@ async def for_ever() -> None:
 
 
 def task_of(function: Callable[[], Awaitable[None]]) -> asyncio.Task[BaseException | None]:
-    async def inside() -> BaseException | None:
-        return await InContext(function(), copy_context())
-
-    return asyncio.create_task(inside())
+    return asyncio.create_task(inside(function))
 
 
 def cancelling() -> int:
@@ -113,6 +120,13 @@ async def test_an_error_of_what_it_waits_for_reaches_it() -> None:
     assert [str(error) for error in caught] == ["away"]
 
 
+async def test_one_that_stops_an_iteration_before_it_begins_has_not_returned() -> None:
+    def stops() -> Awaitable[None]:
+        raise StopIteration
+
+    assert isinstance(await run(stops), RuntimeError)
+
+
 # its context
 
 
@@ -140,7 +154,7 @@ async def test_it_sees_the_context_it_was_given_and_so_do_its_tasks() -> None:
         seen.append(SEEN.get())
         await asyncio.create_task(child())
 
-    assert await InContext(looks(), context) is None
+    assert await inside(looks, context) is None
     assert seen == ["given", "given"]
 
 
@@ -287,7 +301,7 @@ async def test_a_timeout_around_it_ends_it() -> None:
 
     async def within() -> None:
         async with asyncio.timeout(0.001):
-            error = await InContext(hangs(), copy_context())
+            error = await inside(hangs)
             assert isinstance(error, asyncio.CancelledError)
             raise error
 
@@ -357,10 +371,7 @@ async def test_a_cancellation_ends_a_group_of_tasks_inside_with_all_of_them() ->
 def half_way(function: Callable[[], Awaitable[None]]) -> Coroutine[Any, Any, BaseException | None]:
     """A runner that has begun with the function and is nobody's task."""
 
-    async def inside() -> BaseException | None:
-        return await InContext(function(), copy_context())
-
-    begun = inside()
+    begun = inside(function)
     begun.send(None)
     return begun
 

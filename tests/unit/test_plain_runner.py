@@ -60,7 +60,8 @@ class Stage:
 
     async def concluded(self) -> Conclusion:
         async with asyncio.timeout(10):
-            return await self.desk.to_settle.get()
+            (conclusion,) = await self.desk.to_settle.take(1)
+            return conclusion
 
     def stop(self) -> None:
         self.desk.stopping = True
@@ -90,6 +91,42 @@ def this_task() -> asyncio.Task[Any]:
 
 async def for_ever() -> None:
     await asyncio.get_running_loop().create_future()
+
+
+# how many tasks
+
+
+async def test_handlers_that_never_wait_share_one_task(platform: Consumer) -> None:
+    tasks: set[asyncio.Task[Any]] = set()
+
+    @platform.on(COMPLETED)
+    async def only() -> None:
+        tasks.add(this_task())
+
+    async with stage(platform, concurrency=10) as at:
+        at.start(rows=3 * _TURN)
+        for _ in range(3 * _TURN):
+            await at.concluded()
+    assert len(tasks) == 1
+
+
+async def test_once_one_waits_the_others_run_beside_it(platform: Consumer) -> None:
+    runs = 0
+    together = asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def only() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 10:
+            together.set()
+        if runs > 3:
+            await together.wait()
+
+    async with stage(platform, concurrency=7) as at:
+        at.start(rows=20)
+        outcomes = [(await at.concluded()).outcome for _ in range(20)]
+    assert outcomes == [Handled()] * 20
 
 
 # several handlers of one row

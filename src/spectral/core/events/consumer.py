@@ -66,12 +66,15 @@ class Handler:
     timeout_seconds: float = field(init=False)
     transactional: bool = field(init=False)
     wants_context: bool = field(init=False)
+    _only_payload: str | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Asked for every delivery, so worked out once.
         object.__setattr__(self, "timeout_seconds", self.timeout.total_seconds())
         object.__setattr__(self, "transactional", self.signature.transactional)
         object.__setattr__(self, "wants_context", self.signature.wants_context)
+        names = [name for name, _ in self.signature.arguments]
+        object.__setattr__(self, "_only_payload", names[0] if self.signature.model and len(names) == 1 else None)
 
     def is_exhausted(self, delivery: Delivery) -> bool:
         """Whether it has had its attempts, and the row lives on for the sake of a more patient handler.
@@ -89,6 +92,8 @@ class Handler:
             UndecodablePayloadError: the payload cannot be read.
             ValidationError: it does not fit the handler's model.
         """
+        if self._only_payload is not None:  # most ask for nothing else
+            return self.function(**{self._only_payload: self._parse(delivery)})
         arguments: dict[str, Any] = {}
         for name, source in self.signature.arguments:
             match source:

@@ -28,7 +28,8 @@ _MAX_FLOAT_EXPANSION: Final = 64
 """Postgres prints `1e308`, five characters, as 309."""
 
 _SHOWN_STEPS: Final = 8
-_LONG_NUMBER: Final = re.compile(r"\d{309}")
+_LONGEST_OF_A_FLOAT: Final = 308  # digits
+_LONG_NUMBER: Final = re.compile(rf"\d{{{_LONGEST_OF_A_FLOAT + 1}}}")
 
 # The default separators are the ones jsonb prints with.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
@@ -91,7 +92,7 @@ def decode_payload(text: str) -> dict[str, Any]:
 
 def has_long_number(text: str) -> bool:
     """Whether there may be a number in it that no float can hold."""
-    return _LONG_NUMBER.search(text) is not None
+    return len(text) > _LONGEST_OF_A_FLOAT and _LONG_NUMBER.search(text) is not None
 
 
 def _is_plainly_fine(payload: dict[str, Any], text: str, size: int) -> bool:

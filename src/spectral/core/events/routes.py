@@ -131,6 +131,8 @@ class Routes:
         known = self._handlers.get((delivery.target, delivery.event_type))
         if known is None:
             known = self._handlers.get((delivery.target, None), ())
+        if not delivery.handled:
+            return known
         return tuple(handler for handler in known if handler.name not in delivery.handled)
 
     def max_attempts(self, delivery: Delivery) -> int:

@@ -10,17 +10,19 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
+from spectral.core.events.delivery.tray import Tray
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
 from spectral.core.events.probe import Finished, Handle, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
+    from uuid import UUID
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.lease import Delivery, Lease
@@ -38,19 +40,22 @@ class LoggerFor(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class _Entry:
-    delivery: Delivery
-    line: Line
-    since: float
+    """One row that is held. Most rows never differ from what stands in the class: only what does is their own."""
+
     started: float | None = None
-    running: bool = False
-    cancel: Callable[[], object] | None = None
-    alone: bool = False
-    lost: bool = False
-    disconnections: int = 0
+    running = False
+    cancel: Callable[[Delivery], object] | None = None
+    alone = False
+    lost = False
+    disconnections = 0
     done: tuple[str, ...] = ()
     traceparent: str | None = None
+
+    def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
+        self.delivery = delivery
+        self.line = line
+        self.since = since
 
 
 _MAX_GIVEN_UP: Final = 1_000
@@ -74,7 +79,7 @@ class Desk:
         self.routes = routes
         self.probe = probe
         self.random = random
-        self.to_settle: asyncio.Queue[Conclusion] = asyncio.Queue()
+        self.to_settle = Tray()
         self.on_change: Callable[[], None] = _ignore
         self.on_due_again: Callable[[timedelta], None] = _ignore
         self.quiet = asyncio.Event()
@@ -86,8 +91,9 @@ class Desk:
         self._held_types: dict[int, Counter[str]] = {}  # by line, for those that have several
         self.finished: Counter[bool] = Counter()  # rows no longer held, of transactional lines and of the others
         self._logger_for = logger_for
-        # By lease, not by row: a worker may be given a row again while it still works on a claim it has lost.
-        self._entries: dict[Lease, _Entry] = {}
+        # By the delivery itself, not by row: a worker may be given a row again while it still works on a claim it has
+        # lost. By identity: it is asked for many times, and to hash two ids costs more than all else here.
+        self._entries: dict[int, _Entry] = {}
         self._lock = threading.Lock()
 
     # what is held
@@ -97,7 +103,7 @@ class Desk:
         now = time.monotonic()
         with self._lock:
             for delivery in deliveries:
-                self._entries[delivery.lease] = _Entry(delivery, line, now)
+                self._entries[id(delivery)] = _Entry(delivery, line, now)
         if deliveries:
             self._held += len(deliveries)
             self._held_of[id(line)] += len(deliveries)
@@ -123,7 +129,7 @@ class Desk:
         """What has been held for as long as this at least."""
         before = time.monotonic() - held_for.total_seconds()
         with self._lock:
-            return [lease for lease, entry in self._entries.items() if entry.since <= before]
+            return [entry.delivery.lease for entry in self._entries.values() if entry.since <= before]
 
     def known(self) -> list[Lease]:
         """The leases this worker knows of: what it holds, and what it could not settle and leaves to the reaper."""
@@ -136,9 +142,9 @@ class Desk:
         self._given_up.add(delivery.lease)
         self.forget(delivery)
 
-    def begin(self, delivery: Delivery, cancel: Callable[[], object] | None = None) -> None:
+    def begin(self, delivery: Delivery, cancel: Callable[[Delivery], object] | None = None) -> None:
         """A handler starts on it; `cancel` ends it when its lease is lost."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.started = time.monotonic()
             entry.running = True
@@ -146,14 +152,14 @@ class Desk:
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.alone = True
             entry.running = False
 
     def count_disconnection(self, delivery: Delivery) -> int:
         """The connection was lost under its handler or its commit; answers how often by now."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is None:
             return 0
         entry.disconnections += 1
@@ -161,40 +167,38 @@ class Desk:
 
     def is_isolated(self, delivery: Delivery) -> bool:
         """Whether it has to run in a transaction of its own."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         return entry is not None and entry.alone
 
     def lose(self, leases: Collection[Lease]) -> None:
         """These leases no longer stand: whatever is done for them is in vain."""
-        for lease in leases:
-            entry = self._entries.get(lease)
-            if entry is None:
-                continue
+        gone = set(leases)
+        for entry in [each for each in self._entries.values() if each.delivery.lease in gone]:
             entry.lost = True
             if entry.cancel is not None:
-                entry.cancel()
+                entry.cancel(entry.delivery)
 
     def is_lost(self, delivery: Delivery) -> bool:
         """Whether its lease is known to be lost."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         return entry is None or entry.lost
 
     # what becomes of it
 
     def took_effect(self, delivery: Delivery, handler_name: str) -> None:
         """A plain handler has succeeded: whatever becomes of the row, that has to be recorded."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.done = (*entry.done, handler_name)
 
     def has_taken_effect(self, delivery: Delivery, handler_name: str) -> bool:
         """Whether it has, and need not run again."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         return entry is not None and handler_name in entry.done
 
     def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
         """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.running = False
             entry.cancel = None  # whoever ran it may be busy with another row by now
@@ -202,7 +206,7 @@ class Desk:
 
     def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:
         """Have it written by the settler."""
-        self.to_settle.put_nowait(self.conclusion(delivery, outcome, ran))
+        self.to_settle.put(self.conclusion(delivery, outcome, ran))
 
     def release(self, deliveries: Collection[Delivery]) -> None:
         """Give these back as if they had never been claimed."""
@@ -211,50 +215,57 @@ class Desk:
 
     def settled(self, conclusion: Conclusion, *, stood: bool) -> None:
         """It is written, or its lease had been lost: either way the row is no longer this worker's."""
-        entry = self.forget(conclusion.delivery)
-        if not stood:
-            self.probe.tell(LeaseWasLost(conclusion.delivery))
-            return
-        delivery, seconds, since_due, traceparent = conclusion.delivery, 0.0, 0.0, None
-        if entry is not None:
-            now = time.monotonic()
-            seconds = 0.0 if entry.started is None else now - entry.started
-            since_due = delivery.waited + now - entry.since
-            traceparent = entry.traceparent
-        self.probe.tell(Finished(delivery, conclusion.outcome, conclusion.ran, seconds, since_due, traceparent))
-        if isinstance(conclusion.outcome, Retry):
-            self.on_due_again(conclusion.outcome.delay)
+        self.settled_together([conclusion], {conclusion.delivery.lease.row_id} if stood else set())
+
+    def settled_together(self, conclusions: Sequence[Conclusion], stood: AbstractSet[UUID]) -> None:
+        """The same for many that were written together; `stood` has the rows whose lease had not been lost."""
+        entries = self._forget([each.delivery for each in conclusions])
+        now = time.monotonic()
+        all_stood = len(stood) == len(conclusions)
+        for (delivery, outcome, _, ran), entry in zip(conclusions, entries, strict=True):
+            if not all_stood and delivery.lease.row_id not in stood:
+                self.probe.tell(LeaseWasLost(delivery))
+                continue
+            seconds, since_due, traceparent = 0.0, 0.0, None
+            if entry is not None:
+                seconds = 0.0 if entry.started is None else now - entry.started
+                since_due = delivery.waited + now - entry.since
+                traceparent = entry.traceparent
+            self.probe.tell(Finished(delivery, outcome, ran, seconds, since_due, traceparent))
+            if isinstance(outcome, Retry):
+                self.on_due_again(outcome.delay)
 
     def lost(self, delivery: Delivery) -> None:
         """The gate said that the row is no longer this worker's."""
         self.forget(delivery)
         self.probe.tell(LeaseWasLost(delivery))
 
-    def forget(self, delivery: Delivery) -> _Entry | None:
+    def forget(self, delivery: Delivery) -> None:
         """Hold it no longer."""
+        self._forget([delivery])
+
+    def _forget(self, deliveries: Sequence[Delivery]) -> list[_Entry | None]:
+        """Hold them no longer; answers what was known of each."""
         with self._lock:
-            entry = self._entries.pop(delivery.lease, None)
-        if entry is not None:
-            line = entry.line
-            self._held -= 1
-            self._held_of[id(line)] -= 1
-            self.finished[line.transactional] += 1
+            entries = [self._entries.pop(id(delivery), None) for delivery in deliveries]
+        for line, held in _by_line(entries):
+            self._held -= len(held)
+            self._held_of[id(line)] -= len(held)
+            self.finished[line.transactional] += len(held)
             types = self._held_types.get(id(line))
             if types is not None:
-                types[delivery.event_type] -= 1
-                if not types[delivery.event_type]:
-                    del types[delivery.event_type]
+                types -= Counter(entry.delivery.event_type for entry in held)  # which drops those of which none is left
         if not self._entries:
             self.quiet.set()
         self.on_change()
-        return entry
+        return entries
 
     # what a handler is told
 
     def watch(self, delivery: Delivery, handler: Handler) -> Activity:
         """Have whoever watches see the handler begin."""
         activity = self.probe.begin(Handle(delivery, handler.name))
-        entry = self._entries.get(delivery.lease)
+        entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.traceparent = activity.traceparent
         return activity
@@ -271,3 +282,15 @@ class Desk:
             worker=self.settings.name,
             logger=self._logger_for(delivery, handler.name, traceparent),
         )
+
+
+def _by_line(entries: Iterable[_Entry | None]) -> list[tuple[Line, list[_Entry]]]:
+    """Those that are known, together with the others of their line."""
+    lines: dict[int, tuple[Line, list[_Entry]]] = {}
+    for entry in entries:
+        if entry is not None:
+            of = lines.get(id(entry.line))
+            if of is None:
+                of = lines[id(entry.line)] = (entry.line, [])
+            of[1].append(entry)
+    return list(lines.values())

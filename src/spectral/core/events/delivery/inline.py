@@ -6,27 +6,48 @@ What it sets in its context stays there; what it raises is a value; it may wait,
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
     from contextvars import Context
 
 
+class Waiting(NamedTuple):
+    """A coroutine that has begun, and what it waits for first. Its own wait has to be passed on, once."""
+
+    coroutine: Coroutine[Any, Any, None]
+    waits_for: object
+
+
+def begin(call: Callable[..., Awaitable[None]], *arguments: object) -> Waiting | None:
+    """Call the function and run what comes of it up to where it first waits; none: it has returned.
+
+    Raises whatever it raises. To be called inside of the context in which it is to run on.
+    """
+    try:
+        coroutine = cast("Coroutine[Any, Any, None]", call(*arguments))  # handlers are async functions
+    except StopIteration as error:
+        raise RuntimeError("raised StopIteration before it began") from error  # not to be taken for its return
+    try:
+        return Waiting(coroutine, coroutine.send(None))
+    except StopIteration:
+        return None
+
+
 class InContext:
-    """Await it for the coroutine's error; none if it returned."""
+    """Await it for the error of a coroutine that has begun; none if it returned."""
 
-    __slots__ = ("_context", "_coroutine")
+    __slots__ = ("_begun", "_context")
 
-    def __init__(self, coroutine: Awaitable[None], context: Context) -> None:
-        self._coroutine = cast("Coroutine[Any, Any, None]", coroutine)  # handlers are async functions
+    def __init__(self, begun: Waiting, context: Context) -> None:
+        self._begun = begun
         self._context = context
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
-        run, coroutine = self._context.run, self._coroutine
+        run, (coroutine, waits_for) = self._context.run, self._begun
         closing = False
         try:
-            waits_for = run(coroutine.send, None)
             while True:
                 try:
                     answer = yield waits_for

@@ -1,22 +1,22 @@
 """Plain handlers: outside any transaction, many at once, under a renewed lease.
 
 A few runners take rows one after the other, as many as handlers may run at once; a handler that never waits costs no
-task of its own. Rows of different types take turns: a slow type does not keep the others from the runners that are
-free. A runner whose handler was cancelled, by whomever, is replaced: a task is not used on after that, not even for the
-other handlers of the same row.
+task of its own, and while none does, there is one runner. Rows of different types take turns: a slow type does not keep
+the others from the runners that are free. A runner whose handler was cancelled, by whomever, is replaced: a task is not
+used on after that, not even for the other handlers of the same row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import deque
 from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END, conclude, used_up
-from spectral.core.events.delivery.inline import InContext, is_cancelled
+from spectral.core.events.delivery.inline import InContext, begin, is_cancelled
+from spectral.core.events.delivery.runner import Runner
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import HandlerTimeoutError
 from spectral.core.events.outcome import AlreadyHandled, Released
@@ -35,32 +35,6 @@ _TURN: Final = 64
 """Rows after which a runner lets everybody else have a turn, should its handlers never wait."""
 
 
-class _Runner:
-    """One row at a time. `why` says that its handler was cancelled and what for; `left` that nobody waits for it.
-
-    `rest` has the handlers of its row that have not had their turn; there is none before the first one's.
-    """
-
-    __slots__ = ("activity", "deadline", "delivery", "failures", "handler", "left", "ran", "rest", "task", "why")
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.task: asyncio.Task[None] | None = None
-        self.delivery: Delivery | None = delivery
-        self.rest: Iterator[Handler] | None = None
-        self.handler: Handler | None = None
-        self.activity: Activity | None = None
-        self.deadline = math.inf
-        self.why: Literal["timeout", "stop"] | None = None
-        self.left = False
-        self.ran: list[str] = []
-        self.failures: list[tuple[Handler, BaseException]] = []
-
-    @property
-    def is_spoilt(self) -> bool:
-        """Whether its task was cancelled: by the worker, by its handler, or by whoever knows the task."""
-        return self.why is not None or (self.task is not None and self.task.cancelling() > 0)
-
-
 class PlainRunner:
     """Runs rows as they come; a place is free again when the handler has ended, whatever the database does."""
 
@@ -70,10 +44,11 @@ class PlainRunner:
         self._loop = asyncio.get_running_loop()
         self._queues: dict[str, deque[Delivery]] = {}
         self._waiting = 0
-        self._at_work: Counter[str] = Counter()  # by event type
+        self._at_work: dict[str, int] = {}  # by event type
         self._most = _most_of_a_type(desk)
-        self._runners: set[_Runner] = set()
-        self._left: set[_Runner] = set()
+        self._runners: set[Runner] = set()
+        self._quick: Runner | None = None  # employed, and has not waited since: what waits may be done before it does
+        self._left: set[Runner] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._crashed: asyncio.Future[None] = self._loop.create_future()
@@ -130,19 +105,33 @@ class PlainRunner:
 
     # runners
 
-    def _fill(self) -> None:
-        """Have as many runners as there is work and room for."""
+    def _fill(self, *, at_once: bool = False) -> None:
+        """Have a runner for what waits, or as many as there is work and room for `at_once`.
+
+        One is enough while its handlers never wait: a task for each would cost more than most of them do.
+        """
         while self._waiting and not self._closed and len(self._runners) < self._desk.settings.concurrency:
+            if self._quick is not None and not at_once:
+                return
             delivery = self._take()
             if delivery is None:  # what waits has to wait for its handlers' own limits
                 return
-            self._employ(_Runner(delivery))
+            runner = Runner(delivery)
+            if self._quick is None and not at_once:
+                self._quick = runner
+            self._employ(runner)
 
-    def _employ(self, runner: _Runner) -> None:
+    def _give_way(self, runner: Runner) -> None:
+        """Its handler waits: others may run meanwhile."""
+        if self._quick is runner:
+            self._quick = None
+            self._fill(at_once=True)
+
+    def _employ(self, runner: Runner) -> None:
         self._runners.add(runner)  # first: where tasks are eager, its own begins, and may end, inside of create_task
         runner.task = self._loop.create_task(self._work(runner), name="spectral-plain")
 
-    async def _work(self, runner: _Runner) -> None:
+    async def _work(self, runner: Runner) -> None:
         runner.task = asyncio.current_task()
         try:
             turns = 0
@@ -159,6 +148,8 @@ class PlainRunner:
                 stray = isinstance(error, asyncio.CancelledError)
                 self._crashed.set_exception(RuntimeError("a runner was cancelled from within") if stray else error)
         finally:
+            if self._quick is runner:
+                self._quick = None
             self._runners.discard(runner)
             self._left.discard(runner)
             if not runner.left:
@@ -167,11 +158,11 @@ class PlainRunner:
     def _take(self) -> Delivery | None:
         """The next row: of the type that fewest runners are busy with, if its handlers' limits let it run."""
         best: str | None = None
+        fewest = self._most
         for event_type, queue in self._queues.items():
-            if self._at_work[event_type] >= self._most:
-                continue
-            if queue and (best is None or self._at_work[event_type] < self._at_work[best]) and self._may_run(queue[0]):
-                best = event_type
+            busy = self._at_work.get(event_type, 0)
+            if busy < fewest and self._may_run(queue[0]):
+                best, fewest = event_type, busy
         if best is None:
             return None
         queue = self._queues[best]
@@ -179,23 +170,22 @@ class PlainRunner:
         if not queue:
             del self._queues[best]
         self._waiting -= 1
-        self._at_work[best] += 1
-        for limit in self._limits_of(delivery):
-            limit.take_now()
+        self._at_work[best] = fewest + 1
+        if self._limits:
+            for limit in self._limits_of(delivery):
+                limit.take_now()
         return delivery
 
     def _may_run(self, delivery: Delivery) -> bool:
         return not self._limits or all(limit.is_free for limit in self._limits_of(delivery))
 
     def _limits_of(self, delivery: Delivery) -> list[Limit]:
-        if not self._limits:
-            return []
         handlers = self._desk.routes.handlers_for(delivery)
         return [self._limits[handler.name] for handler in handlers if handler.name in self._limits]
 
     # one row
 
-    async def _deliver(self, runner: _Runner, delivery: Delivery) -> bool:
+    async def _deliver(self, runner: Runner, delivery: Delivery) -> bool:
         """Run its handlers and conclude; false if the runner must not go on."""
         desk = self._desk
         try:
@@ -203,18 +193,27 @@ class PlainRunner:
             if rest is None:
                 return True
             for handler in rest:
-                error = used_up(handler) if handler.is_exhausted(delivery) else await self._run(runner, handler)
-                if runner.left:
-                    return False
+                error: BaseException | None
+                if handler.is_exhausted(delivery):
+                    error = used_up(handler)
+                else:
+                    activity, error = self._begin(runner, delivery, handler)
+                    if runner.begun is not None or runner.is_spoilt:
+                        error = await self._go_on(runner, handler, error)
+                        if runner.left:
+                            return False
+                    runner.deadline = math.inf
+                    runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
+                    activity.end(error)
                 if runner.why == "stop" and isinstance(error, asyncio.CancelledError):
                     # The worker stops, or the lease is lost: the settlement, which is fenced, tells which.
                     desk.conclude(delivery, Released(), runner.ran)
                     return False
-                runner.ran.append(handler.name)
+                runner.ran += (handler.name,)
                 if error is None:
                     desk.took_effect(delivery, handler.name)
                 else:
-                    runner.failures.append((handler, error))
+                    runner.failures += ((handler, error),)
                 if runner.is_spoilt:
                     self._pass_on(runner, delivery, tuple(rest))
                     return False
@@ -224,7 +223,7 @@ class PlainRunner:
             if not runner.left:
                 self._free(runner)
 
-    def _enter(self, runner: _Runner, delivery: Delivery) -> Iterator[Handler] | None:
+    def _enter(self, runner: Runner, delivery: Delivery) -> Iterator[Handler] | None:
         """Begin with the row, or go on with what another runner has passed on; none if it is not to be run."""
         desk = self._desk
         stops = desk.stopping or self._closed
@@ -239,71 +238,78 @@ class PlainRunner:
         if stops:
             desk.release([delivery])
             return None
-        desk.begin(delivery, partial(self._stop_row, delivery))
-        runner.ran, runner.failures = [], []
+        desk.begin(delivery, self._stop_row)
+        runner.ran, runner.failures = (), ()
         runner.rest = iter(desk.routes.handlers_for(delivery))
         return runner.rest
 
-    def _conclude(self, runner: _Runner, delivery: Delivery) -> None:
+    def _conclude(self, runner: Runner, delivery: Delivery) -> None:
         outcome = conclude(delivery, runner.failures, self._desk.random) if runner.ran else AlreadyHandled()
         self._desk.conclude(delivery, outcome, runner.ran)
 
-    def _pass_on(self, runner: _Runner, delivery: Delivery, rest: tuple[Handler, ...]) -> None:
+    def _pass_on(self, runner: Runner, delivery: Delivery, rest: tuple[Handler, ...]) -> None:
         """Its task was cancelled: the other handlers of the row have their turn in another, unless the worker stops."""
         if not rest:
             self._conclude(runner, delivery)
         elif runner.why == "stop":
             self._desk.conclude(delivery, Released(), runner.ran)
         else:
-            successor = _Runner(delivery)
+            successor = Runner(delivery)
             successor.rest, successor.ran, successor.failures = iter(rest), runner.ran, runner.failures
             runner.delivery = None  # the row keeps its place among its type, and those of its handlers
             self._employ(successor)
 
-    async def _run(self, runner: _Runner, handler: Handler) -> BaseException | None:
-        """One handler; whatever it does, its error is a value."""
-        delivery = runner.delivery
-        assert delivery is not None  # noqa: S101  it is being delivered
+    def _begin(self, runner: Runner, delivery: Delivery, handler: Handler) -> tuple[Activity, BaseException | None]:
+        """Run one handler up to where it first waits, if it does; whatever it does, its error is a value."""
         activity = runner.activity = self._desk.watch(delivery, handler)
+        runner.begun = None
         runner.handler = handler
         runner.deadline = self._loop.time() + handler.timeout_seconds
         if runner.deadline < self._timer_at:
             self._look_at(runner.deadline)
         context = activity.context or copy_context()
         told = self._desk.context_for(delivery, handler, activity.traceparent) if handler.wants_context else None
-        error: BaseException | None
         try:
             reached("handle.before")
-            begun = InContext(context.run(handler.call, delivery, told), context)
-        except BaseException as raised:  # noqa: BLE001  its payload does not fit
-            error = raised
-        else:
-            error = await begun
+            waiting = context.run(begin, handler.call, delivery, told)
+            if waiting is not None:
+                runner.begun = InContext(waiting, context)
+            else:
+                reached("handle.after")
+        except BaseException as error:  # noqa: BLE001  an exit or interrupt raised by a handler must not end the loop
+            return activity, error
+        return activity, None
+
+    async def _go_on(self, runner: Runner, handler: Handler, error: BaseException | None) -> BaseException | None:
+        """Wait for its end, or see that its task was cancelled from within."""
+        if runner.begun is not None:
+            self._give_way(runner)
+            error = await runner.begun
             if error is None:
                 error = _after()
-        if runner.left:
-            return error
+            if runner.left:
+                return error
         runner.deadline = math.inf
-        runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
+        runner.handler = None
         if runner.why == "timeout":
-            error = self._timed_out(handler)
-        elif error is None and runner.why is None and runner.is_spoilt and await is_cancelled():
-            error = (
-                asyncio.CancelledError()
-            )  # a handler that cancels its own task and returns has failed like any other
-        activity.end(error)
+            return self._timed_out(handler)
+        if error is None and runner.why is None and runner.is_spoilt and await is_cancelled():
+            return asyncio.CancelledError()  # a handler that cancels its own task and returns has failed like any other
         return error
 
-    def _free(self, runner: _Runner) -> None:
+    def _free(self, runner: Runner) -> None:
         """Its row is concluded: the place among its type and the limits of its handlers are free again."""
         delivery, runner.delivery = runner.delivery, None
         runner.handler = runner.rest = None
         if delivery is not None:
-            self._at_work[delivery.event_type] -= 1
-            if not self._at_work[delivery.event_type]:
+            busy = self._at_work[delivery.event_type] - 1
+            if busy:
+                self._at_work[delivery.event_type] = busy
+            else:
                 del self._at_work[delivery.event_type]
-            for limit in self._limits_of(delivery):
-                limit.give_back()
+            if self._limits:
+                for limit in self._limits_of(delivery):
+                    limit.give_back()
 
     # handlers that take too long
 
@@ -331,20 +337,20 @@ class PlainRunner:
             if runner.delivery is delivery:
                 self._stop(runner)
 
-    def _stop(self, runner: _Runner) -> None:
+    def _stop(self, runner: Runner) -> None:
         self._cancel(runner, "stop", self._patience_at_the_end())
 
     def _patience_at_the_end(self) -> float:
         return min(self._desk.settings.times.patience, PATIENCE_AT_THE_END).total_seconds()
 
-    def _cancel(self, runner: _Runner, why: Literal["timeout", "stop"], patience: float) -> None:
+    def _cancel(self, runner: Runner, why: Literal["timeout", "stop"], patience: float) -> None:
         if runner.task is None or runner.handler is None or runner.why is not None:
             return
         runner.why = why
         runner.task.cancel()
         self._loop.call_later(patience, self._leave, runner)
 
-    def _leave(self, runner: _Runner) -> None:
+    def _leave(self, runner: Runner) -> None:
         """Its handler ignores its cancellation: somebody else takes its place, and it may run on unheeded."""
         delivery, handler = runner.delivery, runner.handler
         if delivery is None or handler is None or runner.rest is None:  # it has ended; a runner is cancelled only once
@@ -357,8 +363,8 @@ class PlainRunner:
             runner.activity.end(error)
         if runner.why == "timeout":
             self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
-            runner.ran.append(handler.name)
-            runner.failures.append((handler, error))
+            runner.ran += (handler.name,)
+            runner.failures += ((handler, error),)
             self._pass_on(runner, delivery, tuple(runner.rest))
         else:
             self._desk.conclude(delivery, Released(), runner.ran)

@@ -19,8 +19,6 @@ from spectral.core.events.ports import SettleRefusedError
 from spectral.core.events.probe import SettleGivenUp, SettlementWritten, SubstrateLost
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Conclusion, Settlements
@@ -41,30 +39,11 @@ class SettleLoop:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        queue = self._desk.to_settle
-        left: Conclusion | None = None
         try:
             while True:
-                first = left or await queue.get()
-                batch, left = self._gather(first)
-                await self._write(batch)
+                await self._write(await self._desk.to_settle.take(_BATCH))
         finally:
             await self._settlements.close()
-
-    def _gather(self, first: Conclusion) -> tuple[list[Conclusion], Conclusion | None]:
-        """What waits, and the one that has to wait for the next batch.
-
-        A worker may hold a row twice, by a lease it has lost and by a new one. The server answers rows: in one batch
-        the lost lease would pass for the one that stands.
-        """
-        queue = self._desk.to_settle
-        batch = {first.delivery.lease.row_id: first}
-        while len(batch) < _BATCH and not queue.empty():
-            conclusion = queue.get_nowait()
-            if conclusion.delivery.lease.row_id in batch:
-                return list(batch.values()), conclusion
-            batch[conclusion.delivery.lease.row_id] = conclusion
-        return list(batch.values()), None
 
     async def _write(self, batch: list[Conclusion]) -> None:
         while True:
@@ -87,14 +66,11 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
-                for conclusion in batch:
-                    self._settled(conclusion, stood)
+                if self._refused:
+                    for conclusion in batch:
+                        self._refused.pop(conclusion.delivery.lease, None)
+                self._desk.settled_together(batch, stood)
                 return
-
-    def _settled(self, conclusion: Conclusion, stood: set[UUID]) -> None:
-        lease = conclusion.delivery.lease
-        self._refused.pop(lease, None)
-        self._desk.settled(conclusion, stood=lease.row_id in stood)
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:
         """Most likely its row is locked by a transaction that ends soon; the others need not wait for it."""
@@ -103,7 +79,7 @@ class SettleLoop:
         if tries < _TRIES:
             self._refused[lease] = tries
             pause = _FIRST_PAUSE * 2**tries
-            asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put_nowait, conclusion)
+            asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put, conclusion)
             return
         self._refused.pop(lease, None)
         self._desk.give_up(conclusion.delivery)

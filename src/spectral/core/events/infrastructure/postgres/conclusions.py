@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, assert_never
 
 from psycopg import sql
 
 from spectral.core.events.consumer import HANDLER_NAME_PATTERN
-from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
+from spectral.core.events.infrastructure.postgres.script import rows_of
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ _SETTLE: Final = sql.SQL(
     "select id from core.outbox_settle({}::uuid[], {}::uuid[], {}::text[], {}::text[], {}::interval[])"
 )
 _HANDLER_NAME: Final = re.compile(HANDLER_NAME_PATTERN)
+_MAX_NAMES: Final = 1_000
+_DELIVERED: Final = (Handled, AlreadyHandled)
+_DELIVER: Final = (
+    b"select delivered from core.outbox_deliver('{%s}'::uuid[], '{%s}'::uuid[], '{%s}'::uuid[], '{%s}'::text[])"
+    b" as delivered"
+)
 _RELEASE: Final = sql.SQL("select released from core.outbox_release({}::uuid[], {}::uuid[]) as released")
 
 
@@ -45,8 +52,8 @@ def begin_one(lease: Lease, handler_name: str) -> bytes:
 def statements(conclusions: Sequence[Conclusion]) -> list[Statement]:
     """What writes these; `standing` reads the answers. What is delivered, which is most of it, goes the short way."""
     script: list[Statement] = []
-    delivered = [each for each in conclusions if isinstance(each.outcome, Handled | AlreadyHandled)]
-    others = [each for each in conclusions if not isinstance(each.outcome, Handled | AlreadyHandled)]
+    delivered = [each for each in conclusions if isinstance(each.outcome, _DELIVERED)]
+    others = [each for each in conclusions if not isinstance(each.outcome, _DELIVERED)]
     begun = [(each.delivery.lease, name) for each in others for name in each.succeeded]
     written = [(each.delivery.lease, _written(each.outcome)) for each in others]
     settled = [(lease, *words) for lease, words in written if words is not None]
@@ -65,18 +72,24 @@ def statements(conclusions: Sequence[Conclusion]) -> list[Statement]:
 
 def _deliver(conclusions: Sequence[Conclusion]) -> bytes:
     # In the order of their ids, so that two workers lock them in the same one.
-    leases = sorted([each.delivery.lease for each in conclusions])
-    handled = [(each.delivery.lease.row_id, name) for each in conclusions for name in each.succeeded]
-    names = ",".join([_safe(name) for _, name in handled]).encode()
-    return b"select delivered from core.outbox_deliver(%s, %s, %s, '{%s}'::text[]) as delivered" % (
-        uuid_array(lease.row_id for lease in leases),
-        uuid_array(lease.token for lease in leases),
-        uuid_array(row_id for row_id, _ in handled),
-        names,
+    rows = sorted([(each.delivery.lease.row_id.hex, each) for each in conclusions], key=itemgetter(0))
+    tokens = _tokens(conclusions)
+    handled = [(row_id, name) for row_id, each in rows for name in each.succeeded]
+    return _DELIVER % (
+        ",".join([row_id for row_id, _ in rows]).encode(),
+        ",".join([tokens[id(each.delivery.lease.token)] for _, each in rows]).encode(),
+        ",".join([row_id for row_id, _ in handled]).encode(),
+        ",".join([_safe(name) for _, name in handled]).encode(),
     )
 
 
-@lru_cache(1_000)
+def _tokens(conclusions: Sequence[Conclusion]) -> dict[int, str]:
+    """As text, by identity: the rows of a claim share one, and many of them are settled together."""
+    tokens = {id(each.delivery.lease.token): each.delivery.lease.token for each in conclusions}
+    return {key: token.hex for key, token in tokens.items()}
+
+
+@lru_cache(_MAX_NAMES)
 def _safe(name: str) -> str:
     """A handler's name is lower case letters, digits, underscores and dots, or it could not have been registered."""
     if _HANDLER_NAME.fullmatch(name) is None:
@@ -86,9 +99,12 @@ def _safe(name: str) -> str:
 
 def standing(conclusions: Sequence[Conclusion], answers: Sequence[PGresult]) -> set[UUID]:
     """The rows whose lease still stood, out of the answers to `statements`."""
-    verdicts = any(each.succeeded and not isinstance(each.outcome, Handled | AlreadyHandled) for each in conclusions)
-    delivered = any(isinstance(each.outcome, Handled | AlreadyHandled) for each in conclusions)
+    verdicts = any(each.succeeded and not isinstance(each.outcome, _DELIVERED) for each in conclusions)
+    delivered = any(isinstance(each.outcome, _DELIVERED) for each in conclusions)
     settling = [answer for number, answer in enumerate(answers) if not (verdicts and number == int(delivered))]
+    if sum(answer.ntuples for answer in settling) == len(conclusions):
+        # No row was asked for twice, and none is answered twice: so many are all of them, and need not be read.
+        return {each.delivery.lease.row_id for each in conclusions}
     return {row_id for answer in settling for (row_id,) in rows_of(answer)}
 
 

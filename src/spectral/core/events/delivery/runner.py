@@ -1,0 +1,55 @@
+"""Who runs plain handlers: a task, the row it is busy with, and how far it has come."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.delivery.inline import InContext
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.probe import Activity
+
+
+class Runner:
+    """One row at a time. `why` says that its handler was cancelled and what for; `left` that nobody waits for it.
+
+    `rest` has the handlers of its row that have not had their turn; there is none before the first one's. `begun`
+    is its handler, if that has to be waited for.
+    """
+
+    __slots__ = (
+        "activity",
+        "begun",
+        "deadline",
+        "delivery",
+        "failures",
+        "handler",
+        "left",
+        "ran",
+        "rest",
+        "task",
+        "why",
+    )
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.delivery: Delivery | None = delivery
+        self.rest: Iterator[Handler] | None = None
+        self.handler: Handler | None = None
+        self.activity: Activity | None = None
+        self.deadline = math.inf
+        self.why: Literal["timeout", "stop"] | None = None
+        self.left = False
+        self.begun: InContext | None = None
+        self.ran: tuple[str, ...] = ()
+        self.failures: tuple[tuple[Handler, BaseException], ...] = ()
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether its task was cancelled: by the worker, by its handler, or by whoever knows the task."""
+        return self.why is not None or (self.task is not None and self.task.cancelling() > 0)
