@@ -264,6 +264,30 @@ def test_a_claim_from_the_beginning_that_is_not_full_ends_the_backlog() -> None:
     assert {walk.next().start for _ in range(4)} == {at(101) - module._SLACK}
 
 
+def test_where_a_leap_has_seen_all_there_was_the_next_ones_start_before_it() -> None:
+    """A burst of a second that has waited for a minute: between it and now there is nothing to leap to."""
+    walk = backlogged(alone())
+    leaps = []
+    for number in range(20):
+        start = walk.next().start
+        if walk.position.leapt:
+            leaps.append(start)
+            walk.answer(now=100)
+        else:
+            walk.answer(0, 1, now=100, reached=number / 100)
+    assert leaps == [at(50), at(25), at(12.5), at(6.25), at(3.125), at(1.5625), at(0.78125)]  # and then no more
+
+
+def test_a_look_from_the_beginning_lets_leaps_reach_up_to_now_again() -> None:
+    walk = backlogged(alone())
+    while walk.next().start != at(50):
+        walk.answer(0, 1, now=100, reached=1)
+    walk.answer(now=100)
+    walk.next(from_the_beginning=True)
+    walk.answer(0, 1, now=100, reached=1)
+    assert at(50) in [walk.next().start for _ in range(2)]
+
+
 def test_a_look_from_the_beginning_is_never_a_leap() -> None:
     walk = backlogged(alone())
     for _ in range(4):

@@ -3,7 +3,8 @@
 A claim that starts where the one before it ended walks over nothing that is done already, however many dead versions of
 it a snapshot keeps alive. What falls due behind that position, a retry or a late commit, is found from the beginning,
 which is looked at often, and always before going to sleep for long. While there is a backlog, every other claim starts
-somewhere in it: a heap of events of one kind or tenant does not keep all that came after it waiting.
+somewhere in it: a heap of events of one kind or tenant does not keep all that came after it waiting. A backlog need not
+reach up to now: where such a claim has seen all there was, the next ones start before it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Position:
         self._random = random
         self._at: datetime | None = None
         self._oldest: datetime | None = None
+        self._end: datetime | None = None  # from there on a leap has left nothing; a look from the beginning forgets it
         self._now: datetime | None = None
         self._turn = 0
         self.leapt = False
@@ -71,13 +73,11 @@ class Position:
         if from_the_beginning:
             return None, window
         self._turn += 1
-        self.leapt = bool(self._turn % 2) and self._has_backlog()
-        if self.leapt and self._oldest is not None and self._now is not None:
-            return self._oldest + self._random() * (self._now - self._oldest), window
+        end = self._end or self._now
+        if self._turn % 2 and self._oldest is not None and end is not None and end - self._oldest > _BACKLOG:
+            self.leapt = True
+            return self._oldest + self._random() * (end - self._oldest), window
         return None if self._at is None else self._at - _SLACK, window
-
-    def _has_backlog(self) -> bool:
-        return self._oldest is not None and self._now is not None and self._now - self._oldest > _BACKLOG
 
     def reached(self, ask: ClaimAsk, answer: ClaimAnswer) -> None:
         """What came of it."""
@@ -90,6 +90,9 @@ class Position:
         self._widened = self._widened * 4 if self.walks_on and answer.reached == ask.start else 1
         if ask.start is None:
             self._oldest = answer.deliveries[0].due_at if full else None
+            self._end = None
+        elif self.leapt and answer.reached is None:
+            self._end = ask.start
         self._now = answer.now
         if not self.leapt:
             self._at = answer.reached or answer.now
