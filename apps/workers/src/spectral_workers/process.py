@@ -91,9 +91,6 @@ def run_worker(order: Order) -> int:
     lines = configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
     watched = _Watched.of(order, identity, lines)
-    # What was imported lives as long as the process: looking for garbage in it took a busy worker a twentieth of its time.
-    gc.collect()
-    gc.freeze()
     return run_to_the_end(lambda: _work(watched, consumers, signals), watched.watch, end_telemetry)
 
 
