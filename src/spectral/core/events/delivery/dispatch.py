@@ -41,7 +41,7 @@ class Execution:
     ran_away: bool = False
 
 
-_HANDLED: Final = Execution()
+_RETURNED: Final = Execution()
 
 
 async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Transaction | None = None) -> Execution:
@@ -84,7 +84,7 @@ async def execute(
         if task.cancelled():  # a handler that cancels its own task and returns has failed like any other
             return Execution(asyncio.CancelledError())
         error = task.result()
-        return _HANDLED if error is None else Execution(error)
+        return _RETURNED if error is None else Execution(error)
     task.cancel()
     ended = await _ends(task, patience.total_seconds())
     return Execution(HandlerTimeoutError(f"did not return within {handler.timeout_seconds:g} s"), ran_away=not ended)
