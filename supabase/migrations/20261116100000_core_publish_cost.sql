@@ -6,6 +6,7 @@
 -- an unbounded one.
 -- The bell looks for a lease first. Whoever finds one need not ask for the mode, for leases are given and left standing
 -- in mode bell alone.
+-- A worker that is full takes its lease as soon as publishers are seen to wait for each other.
 -- Locks: core.bell, against those who change the mode, for a moment.
 
 -- A plain INSERT may leave out the key (it is the event's id then), may bring a trace context that is none (it is
@@ -74,15 +75,15 @@ begin
             when length(new.idempotency_key) not between 1 and 255 then 'outbox_idempotency_key_check'
             when new.parent_id is not null and (new.target is null or new.parent_id = new.id) then 'outbox_parent_check'
             when new.generation < 0 then 'outbox_generation_check'
-            -- Times that every program can read back: a claim must never fail on one row's date. A century less than the
-            -- last year of a Python datetime, for whatever the reader's time zone adds.
+            -- Times that every program can read back: a claim must never fail on one row's date. A century less than
+            -- the last year of a Python datetime, for whatever the reader's time zone adds.
             when new.occurred_at not between '1900-01-01 00:00+00' and '9900-01-01 00:00+00'
                 or new.next_attempt_at not between '1900-01-01 00:00+00' and '9900-01-01 00:00+00'
                 then 'outbox_times_check'
             when jsonb_typeof(new.payload) <> 'object' then 'outbox_payload_object_check'
             when octet_length(new.payload::text) > 262144 then 'outbox_payload_size_check'
-            -- The payload itself is level 1, so nothing that can hold more may stand 64 steps below it. Each level takes
-            -- eight bytes at least, so a payload below 512 that is not compressed need not be walked.
+            -- The payload itself is level 1, so nothing that can hold more may stand 64 steps below it. Each level
+            -- takes eight bytes at least, so a payload below 512 that is not compressed need not be walked.
             when (pg_column_size(new.payload) >= 512 or pg_column_compression(new.payload) is not null)
                 and jsonb_path_exists(
                     new.payload, 'strict $.**{64} ? (@.type() == "object" || @.type() == "array")'
@@ -102,8 +103,8 @@ begin
             when octet_length(new.last_error) > 4096 then 'outbox_last_error_check'
         end;
     end if;
-    -- A channel belongs to its row's generation, and fits the 63 bytes a channel name may have: 11 for the prefix, 19 for
-    -- the generation, 1 for the underscore, 32 for the class.
+    -- A channel belongs to its row's generation, and fits the 63 bytes a channel name may have: 11 for the prefix, 19
+    -- for the generation, 1 for the underscore, 32 for the class.
     if new.channel <> 'outbox_gen_' || new.generation then
         v_broken := coalesce(v_broken, case
             when new.channel <> 'outbox_default'
@@ -132,7 +133,9 @@ as $$
 begin
     if not exists (select from core.bell where bell.singleton and bell.mode = 'bell') then
         lock table core.bell_leases in share row exclusive mode;
-        update core.bell_leases as lease set awake_until = clock_timestamp() where lease.awake_until > clock_timestamp();
+        update core.bell_leases as lease
+        set awake_until = clock_timestamp()
+        where lease.awake_until > clock_timestamp();
     end if;
     return null;
 end
@@ -192,5 +195,80 @@ begin
         true
     );
     return not v_silent;
+end
+$$;
+
+-- A worker that has no room for what it knows of needs no ringing either, for it looks again when it has. Renews its
+-- leases as core.bell_awake does, if so many rows come in that publishers would hinder each other, 250 a second;
+-- answers whether. Where a flush takes long, publishers who notify never come to so many: if some are seen to wait for
+-- each other, or have been silent for it so far, 50 are enough. What it cannot take is for the others: they are woken
+-- with every renewal.
+create or replace function core.bell_hold(
+    p_worker text, p_channels text[], p_contexts text[], p_event_types text[], p_for interval
+) returns boolean
+    language plpgsql volatile security definer
+    set search_path = pg_catalog, pg_temp
+    set plan_cache_mode = force_generic_plan
+    set enable_seqscan = off
+    set enable_bitmapscan = off
+    set jit = off
+as $$
+declare
+    v_now timestamptz := clock_timestamp();
+    v_held boolean := exists (
+        select
+        from core.bell_leases as lease
+        where lease.worker = p_worker
+          and lease.channel = any (p_channels)
+          and lease.context = any (p_contexts)
+          and lease.awake_until > v_now
+    );
+    v_enough integer := case
+        when v_held or exists (
+            -- what NOTIFY locks: the databases, and none of them
+            select
+            from pg_locks as waiting
+            where waiting.locktype = 'object'
+              and waiting.classid = 'pg_database'::regclass
+              and waiting.objid = 0
+              and not waiting.granted
+        ) then 10
+        else 50
+    end;
+    v_channel text;
+begin
+    if not exists (
+        select
+        from (
+            select distinct given.channel, substring(given.channel from '^outbox_gen_([0-9]+)')::bigint as generation
+            from unnest(p_channels) as given (channel)
+        ) as heard
+        cross join (select distinct given.context from unnest(p_contexts) as given (context)) as served
+        cross join lateral (
+            select outbox.id
+            from core.outbox
+            where outbox.status = 'pending'
+              and outbox.deleted_at is null
+              and outbox.generation = heard.generation
+              and outbox.channel = heard.channel
+              and outbox.target = served.context
+              and outbox.next_attempt_at <= v_now
+              and outbox.next_attempt_at > v_now - interval '0.2 s'
+            order by outbox.next_attempt_at desc, outbox.id desc
+            offset v_enough - 1
+            limit 1
+        ) as last
+    ) then
+        return false;
+    end if;
+    perform core.bell_awake(p_worker, p_channels, p_contexts, p_event_types, p_for);
+    -- Until now publishers have woken everybody; whoever notified along with its first lease would have to wait in line
+    -- with them, and they for the lease.
+    if v_held then
+        for v_channel in select distinct given.channel from unnest(p_channels) as given (channel) loop
+            perform core.bell_ring(v_channel);
+        end loop;
+    end if;
+    return true;
 end
 $$;

@@ -231,7 +231,19 @@ def test_a_full_worker_has_a_lease_while_rows_come_in_and_the_others_are_woken(
         assert not hold(connection, "worlds")
         assert hold(connection)
     assert leases(connection) == [("*", "w", True), ("platform", "w", True)]
-    assert "" in heard(ear)
+    assert "" not in heard(ear)  # publishers have woken them so far
+    connection.execute("update core.outbox set next_attempt_at = clock_timestamp()")
+    assert hold(connection)
+    assert set(heard(ear)) == {""}
+
+
+@pytest.mark.parametrize(("rows", "holds"), [(10, True), (9, False)])
+def test_a_full_worker_that_has_a_lease_keeps_it_for_less(session: Connection, rows: int, *, holds: bool) -> None:
+    awake(session)
+    for _ in range(rows):
+        publish(session)
+    session.execute("update core.outbox set next_attempt_at = clock_timestamp()")
+    assert hold(session) == holds
 
 
 @pytest.mark.parametrize(("rows", "due"), [(49, "0 s"), (60, "-1 s"), (60, "1 min")])

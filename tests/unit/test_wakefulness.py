@@ -189,9 +189,18 @@ async def test_full_it_polls_what_it_has_room_for(scene: Scene) -> None:
 async def test_full_without_a_stream_it_sleeps(scene: Scene) -> None:
     scene.wakefulness.found(0, overflows=True, has_room=False)
     assert await scene.wakefulness.rest(PAUSE) == PAUSE
-    scene.now += 0.1
+    scene.now += 0.04
     assert await scene.wakefulness.rest(PAUSE) == PAUSE
     assert (scene.wakefulness.is_awake, scene.said) == (False, ["hold 3"])
+
+
+async def test_full_it_notices_soon_that_a_stream_has_begun(scene: Scene) -> None:
+    scene.wakefulness.found(0, overflows=True, has_room=False)
+    assert await scene.wakefulness.rest(PAUSE) == PAUSE
+    scene.streams = True
+    scene.now += 0.06
+    assert await scene.wakefulness.rest(PAUSE) == 0.25
+    assert (scene.wakefulness.is_awake, scene.said) == (True, ["hold 3"] * 2)
 
 
 async def test_when_the_stream_ends_it_falls_asleep_as_ever(scene: Scene) -> None:
