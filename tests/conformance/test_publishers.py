@@ -119,10 +119,13 @@ async def test_every_column_holds_what_the_envelope_says(desk: Desk, connection:
     await desk.begin()
     await desk.publish(envelope)
     await desk.publish_many([second])
+    plain = event(target=None)
+    third = envelope.model_copy(update={"event_id": uuid4()})
+    await desk.publish_many([plain, third])  # they have nothing in common
     await desk.commit()
     with connection.cursor(row_factory=psycopg.rows.dict_row) as cursor:
         rows = {row["id"]: row for row in cursor.execute("select * from core.outbox")}
-    for sent in (envelope, second):
+    for sent in (envelope, second, plain, third):
         row = rows[sent.event_id]
         for field in sent.model_dump(exclude={"event_id"}):
             assert row[field] == getattr(sent, field), field
