@@ -230,9 +230,16 @@ async def _lose_options(connect: Connect, parameters: str, **given: object) -> o
     return await connect(make_conninfo(parameters, options=""), **given)
 
 
-@pytest.mark.parametrize("pooler", [_as_ever, _refuse_options, _lose_options], ids=["none", "refuses", "loses"])
+KEEPALIVES = "select source from pg_settings where name = 'tcp_keepalives_idle'"
+
+
+@pytest.mark.parametrize(
+    ("pooler", "source"),
+    [(_as_ever, "client"), (_refuse_options, "session"), (_lose_options, "session")],
+    ids=["none", "refuses", "loses"],
+)
 async def test_every_handler_is_guarded_whatever_a_pooler_thinks_of_settings_at_the_start(
-    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch, pooler: Callable[..., Awaitable[object]]
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch, pooler: Connect, source: str
 ) -> None:
     connect = WatchedConnection.connect
     monkeypatch.setattr(WatchedConnection, "connect", partial(pooler, connect))
@@ -240,14 +247,14 @@ async def test_every_handler_is_guarded_whatever_a_pooler_thinks_of_settings_at_
 
     @platform.on(COMPLETED)
     async def project(scan: Scan, tx: Transaction) -> None:
-        cursor = await tx.execute("select current_setting('spectral.guarded', true)")
-        seen.extend(await cursor.fetchone() or ())
+        cursor = await tx.execute(f"select current_setting('spectral.guarded', true), ({KEEPALIVES})")
+        seen.append(await cursor.fetchone())
         await tx.execute("set spectral.guarded = off" if scan.number % 2 else "reset all")
 
     await bench.publish(1, 2, 3, 4)
     await bench.drain(platform, lanes=1)
     assert await bench.all_are("delivered")
-    assert seen == ["on"] * 4
+    assert seen == [("on", source)] * 4
 
 
 async def test_the_options_of_the_connection_string_are_kept(bench: Bench, platform: Consumer) -> None:

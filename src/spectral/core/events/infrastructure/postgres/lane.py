@@ -40,7 +40,11 @@ _UNLOCK: Final = b"select pg_advisory_unlock_all()"
 # Not what was prepared: the driver prepares a handler's statements for all its events.
 _RESET: Final = (b"reset all", b"close all", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
-_WHO_AND_HOW: Final = b"select current_user::text, current_setting('spectral.guarded', true) is not distinct from 'on'"
+_WHO_AND_HOW: Final = (
+    b"select current_user::text, current_setting('spectral.guarded', true) is not distinct from 'on'"
+    # somebody may have given the role the one setting, but not the others
+    b" and exists (select from pg_settings where name = 'tcp_keepalives_idle' and source = 'client')"
+)
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 _GATES: Final = {gate.value.encode(): gate for gate in Gate}
 

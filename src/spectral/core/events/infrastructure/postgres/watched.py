@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import select
+import selectors
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import psycopg
@@ -112,8 +112,7 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
             self._look_later(loop)
             return
         # After a loop that stood still the time is up and the answer is there: then the answer counts.
-        is_there, _, _ = select.select([self._socket], [], [], 0) if self._loop is not None else ([], [], [])
-        _note(self._waiter, Ready.R if is_there else Ready.NONE)
+        _note(self._waiter, Ready.R if self._loop is not None and _is_readable(self._socket) else Ready.NONE)
 
     def rest(self) -> None:
         """Have the socket watched no longer, until the next wait."""
@@ -143,6 +142,12 @@ class _Interrupted:
     def send(self, ready: Ready) -> Wait:
         """See the driver's."""
         return self._running.send(ready)
+
+
+def _is_readable(socket: int) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(socket, selectors.EVENT_READ)
+        return bool(selector.select(0))
 
 
 def _note(waiter: asyncio.Future[Ready], state: Ready) -> None:
