@@ -96,8 +96,8 @@ async def test_a_transactional_event_costs_one_round_trip_beside_those_of_its_ha
     # The gate, and the handler's own; a commit for a group of up to fifty, and two to open each lane. Before a handler
     # was accepted together with the next one's gate it was three for each row.
     assert traffic.round_trips["lane"] <= 2 * 200 + 40, traffic
-    # Begin, forget what the handler before has left (four), savepoint, gate, accept (two), and the handler's.
-    assert traffic.statements["lane"] <= 10 * 200 + 80, traffic
+    # Accept, forget what the handler before has left (three), ask for the role, savepoint, gate, and the handler's.
+    assert traffic.statements["lane"] <= 8 * 200 + 120, traffic
     assert traffic.round_trips["claim"] <= 30, traffic
     assert traffic.round_trips["settle"] == 0, traffic  # the lane settles what it ran
 
