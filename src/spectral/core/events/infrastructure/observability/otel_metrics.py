@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
+    from spectral.core.events.infrastructure.observability.measures import Measure
     from spectral.core.events.metrics import Metric, Sample
     from spectral.core.events.probe import Note
 
@@ -96,11 +97,16 @@ class _Instruments:
 
     def tell(self, note: Note) -> None:
         """Record it."""
-        self._counted.tell(note)
-        for metric, labels, value in measure(note):
+        counted: list[Measure] = []
+        for each in measure(note):
+            metric, labels, value = each
             record = self._durations.get(metric)
-            if record is not None:
-                record(value, self._of(metric, labels))
+            if record is None:
+                counted.append(each)
+            else:
+                record(value, self._attributes.get((metric, labels)) or self._of(metric, labels))
+        if counted:
+            self._counted.add(counted)
 
     def _of(self, metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
         with self._lock:

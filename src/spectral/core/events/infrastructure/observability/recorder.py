@@ -17,6 +17,9 @@ from spectral.core.events.infrastructure.observability.measures import measure
 from spectral.core.events.metrics import METRICS, BoundedLabels, Distribution, Kind, Metric, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spectral.core.events.infrastructure.observability.measures import Measure
     from spectral.core.events.probe import Note
 
 _recorders: Final[WeakSet[Recorder]] = WeakSet()
@@ -41,8 +44,11 @@ class Recorder:
     def tell(self, note: Note) -> None:
         """Count it."""
         measures = measure(note)
-        if not measures:
-            return
+        if measures:
+            self.add(measures)
+
+    def add(self, measures: Iterable[Measure]) -> None:
+        """Count what a note came to."""
         with self._lock:
             for metric, labels, value in measures:
                 cell = self._cells[metric].get(labels)

@@ -216,7 +216,9 @@ class Watch:
                 activity = _TracedActivity(self, act, traced)
         except _RAISED:  # as above
             self._raised["traces"] += 1
-        self._started_within(time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if seconds > _LONG or self._long_starts:
+            self._started_within(seconds)
         return activity or TimedActivity(self.tell, act)
 
     def _started_within(self, seconds: float) -> None:
