@@ -20,7 +20,7 @@ from spectral.core.events.probe import Finished, Handle, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from uuid import UUID
 
@@ -142,13 +142,15 @@ class Desk:
         self._given_up.add(delivery.lease)
         self.forget(delivery)
 
-    def begin(self, delivery: Delivery, cancel: Callable[[Delivery], object] | None = None) -> None:
-        """A handler starts on it; `cancel` ends it when its lease is lost."""
+    def begin(self, delivery: Delivery, cancel: Callable[[Delivery], object] | None = None) -> bool:
+        """A handler starts on it; `cancel` ends it when its lease is lost. False if it is known to be lost already."""
         entry = self._entries.get(id(delivery))
-        if entry is not None:
-            entry.started = time.monotonic()
-            entry.running = True
-            entry.cancel = cancel
+        if entry is None:
+            return False
+        entry.started = time.monotonic()
+        entry.running = True
+        entry.cancel = cancel
+        return not entry.lost
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
@@ -265,9 +267,10 @@ class Desk:
     def watch(self, delivery: Delivery, handler: Handler) -> Activity:
         """Have whoever watches see the handler begin."""
         activity = self.probe.begin(Handle(delivery, handler.name))
-        entry = self._entries.get(id(delivery))
-        if entry is not None:
-            entry.traceparent = activity.traceparent
+        if activity.traceparent is not None:
+            entry = self._entries.get(id(delivery))
+            if entry is not None:
+                entry.traceparent = activity.traceparent
         return activity
 
     def context_for(self, delivery: Delivery, handler: Handler, traceparent: str | None = None) -> DeliveryContext:
@@ -284,13 +287,10 @@ class Desk:
         )
 
 
-def _by_line(entries: Iterable[_Entry | None]) -> list[tuple[Line, list[_Entry]]]:
-    """Those that are known, together with the others of their line."""
-    lines: dict[int, tuple[Line, list[_Entry]]] = {}
-    for entry in entries:
-        if entry is not None:
-            of = lines.get(id(entry.line))
-            if of is None:
-                of = lines[id(entry.line)] = (entry.line, [])
-            of[1].append(entry)
-    return list(lines.values())
+def _by_line(entries: Iterable[_Entry | None]) -> Iterator[tuple[Line, list[_Entry]]]:
+    """Those that are known, with the others of their line: mostly it is one line, for those that run are alike."""
+    known = [entry for entry in entries if entry is not None]
+    while known:
+        line = known[0].line
+        yield line, [entry for entry in known if entry.line is line]
+        known = [entry for entry in known if entry.line is not line]

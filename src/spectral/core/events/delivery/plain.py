@@ -194,11 +194,13 @@ class PlainRunner:
                 return True
             for handler in rest:
                 error: BaseException | None
+                waited = False
                 if handler.is_exhausted(delivery):
                     error = used_up(handler)
                 else:
                     activity, error = self._begin(runner, delivery, handler)
-                    if runner.begun is not None or runner.is_spoilt:
+                    waited = runner.begun is not None or runner.is_spoilt
+                    if waited:
                         error = await self._go_on(runner, handler, error)
                         if runner.left:
                             return False
@@ -214,7 +216,7 @@ class PlainRunner:
                     desk.took_effect(delivery, handler.name)
                 else:
                     runner.failures += ((handler, error),)
-                if runner.is_spoilt:
+                if waited and runner.is_spoilt:
                     self._pass_on(runner, delivery, tuple(rest))
                     return False
             self._conclude(runner, delivery)
@@ -232,13 +234,12 @@ class PlainRunner:
                 desk.conclude(delivery, Released(), runner.ran)
                 return None
             return runner.rest
-        if desk.is_lost(delivery):
-            desk.lost(delivery)
-            return None
         if stops:
             desk.release([delivery])
             return None
-        desk.begin(delivery, self._stop_row)
+        if not desk.begin(delivery, self._stop_row):
+            desk.lost(delivery)
+            return None
         runner.ran, runner.failures = (), ()
         runner.rest = iter(desk.routes.handlers_for(delivery))
         return runner.rest

@@ -22,8 +22,9 @@ class Tray:
 
     def put(self, conclusion: Conclusion) -> None:
         """Have it written."""
+        if not self._conclusions:
+            self._filled.set()
         self._conclusions.append(conclusion)
-        self._filled.set()
 
     async def take(self, limit: int) -> list[Conclusion]:
         """Wait for the first; take what is there, up to so many, no row twice.
