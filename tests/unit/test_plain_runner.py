@@ -17,7 +17,7 @@ from spectral.core.events.delivery.plain import _TURN, PlainRunner
 from spectral.core.events.lease import Delivery
 from spectral.core.events.outcome import DeadLetter, Handled, Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import HandlerRanAway, Note, NoteTaker
+from spectral.core.events.probe import HandlerRanAway, LeaseWasLost, Note, NoteTaker
 from spectral.core.events.routes import Routes
 from tests.unit.test_routes import COMPLETED, delivery
 
@@ -295,6 +295,22 @@ async def test_a_row_that_was_passed_on_is_released_if_the_worker_stops_meanwhil
 
 
 # leases
+
+
+async def test_a_row_that_is_lost_before_its_turn_is_told_as_lost_and_not_run(platform: Consumer) -> None:
+    ran: list[int] = []
+
+    @platform.on(COMPLETED)
+    async def only() -> None:
+        ran.append(len(ran))
+
+    async with stage(platform) as at:
+        lost, _ = at.start(rows=2)
+        at.desk.lose([lost.lease])
+        assert (await at.concluded()).delivery is not lost
+        assert at.desk.held() == 1
+    assert ran == [0]
+    assert [note.delivery for note in at.notes.told if isinstance(note, LeaseWasLost)] == [lost]
 
 
 async def test_the_loss_of_a_row_that_is_concluded_does_not_reach_the_next_one(platform: Consumer) -> None:
