@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BUSY_CONNECTIONS: Final = 16
 _SPECTRAL: Final = "from spectral_ops.cli import main; main()"
 _COUNTED_SECONDS: Final = 0.5
+_BUSY_LONGER: Final = 2.0
 NO_TRIGGER: Final = "floor: plain insert, no trigger"
 
 
@@ -126,13 +127,15 @@ def _busy_entries(arena: Arena, plan: Plan) -> list[Entry]:
 def _beside(arena: Arena, plan: Plan, table: str, mode: str) -> Outcome:
     """With the same worker beside it whatever the table is.
 
-    It is busy without using much of the machine: it works off events that take 200 ms each.
+    It is busy without using much of the machine: it works off events that take 200 ms each. For longer than the other
+    publishes: what a worker does about publishers takes effect within the first half second.
     """
+    seconds = plan.publish_seconds + _BUSY_LONGER
     dsn = floor_database(arena)
     arena.clear(roster.OURS, dsn)
     set_notify_mode(dsn, mode)
-    arena.fill(roster.SPECTRAL, "slow", round(600 * (plan.publish_seconds + 2)), dsn)
-    script, limit = floor.insert_script(table, "slow"), _for_seconds(plan.publish_seconds)
+    arena.fill(roster.SPECTRAL, "slow", round(600 * (seconds + 2)), dsn)
+    script, limit = floor.insert_script(table, "slow"), _for_seconds(seconds)
     with arena.working(roster.SPECTRAL, "slow", dsn) as worker:
         worker.wait_for_first(20)
         return Outcome(floor.PgBench.from_wheel().run(dsn, script, clients=BUSY_CONNECTIONS, limit=limit))
