@@ -119,13 +119,14 @@ async def quotes_it_in_a_transaction(event: EventEnvelope, tx: Transaction) -> N
 CRASH: Final = """
 import os
 import sentry_sdk
-from spectral.core.events.delivery.settle import SettleLoop
+from spectral.core.events.delivery.desk import Desk
 
-def crash(self, conclusion, stood):
-    on_the_stack = BIRD_ON_THE_STACK, conclusion.delivery.payload
+def crash(self, conclusions, stood):
+    on_the_stack = BIRD_ON_THE_STACK, conclusions[0].delivery.payload
     raise RuntimeError("lost postgresql://ada:kanarienvogel@db.example/app")
 
-SettleLoop._settled = crash
+assert Desk.settled_together
+Desk.settled_together = crash
 sentry_sdk.init(dsn=os.environ["SENTRY_DSN"], include_local_variables=True, attach_stacktrace=True)
 """
 
