@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 
@@ -86,16 +88,29 @@ def test_two_relays_share_the_work_and_send_nothing_twice(stage: BrokerStage) ->
     stage.settle().assert_clean(at_least=120)
 
 
+def publish_until(stage: BrokerStage, comes: Callable[[float], object]) -> int:
+    """Until somebody comes to a trap; answers how many rows it took.
+
+    A claim that was under way at the switch may take the first ones without any message.
+    """
+    for number in range(1, 10):
+        stage.publish(ROWS)
+        with suppress(AssertionError):
+            comes(5.0)
+            return number * ROWS
+    raise AssertionError("nobody came to the trap")
+
+
 @pytest.mark.parametrize("at", ["acknowledge.before", "acknowledge.after"])
 def test_a_worker_that_is_killed_after_it_claimed_by_reference_is_replaced(stage: BrokerStage, at: str) -> None:
     relay, victim = stage.relay(), stage.work("victim", trap=Trap(at=at, action="kill"))
     stage.switched(relay, victim)
-    stage.publish(ROWS)
+    published = publish_until(stage, victim.wait_for_end)
     assert victim.wait_for_end() == -signal.SIGKILL
     assert stage.waiting() or at != "acknowledge.before"
     stage.work("rescuer").wait_for("BrokerBack")
     stage.publish(ROWS, PLAIN)
-    verdict = stage.assert_clean(delivered=2 * ROWS)
+    verdict = stage.assert_clean(delivered=published + ROWS)
     assert verdict.external_duplicates == 0
     stage.nothing_waits()
 
@@ -104,14 +119,13 @@ def test_a_worker_that_stands_still_before_it_acknowledges_harms_nobody(stage: B
     trap = Trap(at="acknowledge.before", action="stop")
     relay, victim = stage.relay(), stage.work("victim", trap=trap, times=LEASE)
     stage.switched(relay, victim)
-    stage.publish(ROWS)
-    victim.wait_for("Trapped")
+    published = publish_until(stage, lambda seconds: victim.wait_for("Trapped", seconds=seconds))
     rescuer = stage.work("rescuer", times=LEASE)
     rescuer.wait_for("BrokerBack")
-    stage.assert_clean(delivered=ROWS)
+    stage.assert_clean(delivered=published)
     victim.signal(signal.SIGCONT)
     victim.wait_for("WentOn")
     stage.publish(ROWS)
-    stage.assert_clean(delivered=2 * ROWS)
+    stage.assert_clean(delivered=published + ROWS)
     stage.nothing_waits()
     assert [each.stop() for each in (relay, victim, rescuer)] == [0, 0, 0]
