@@ -23,6 +23,7 @@ from benchmarks.arena import Arena
 from benchmarks.contest import Contest
 from benchmarks.measure import machine_times, stolen_share
 from benchmarks.scenarios import drain
+from benchmarks.scenarios.fairness import FAIRNESS
 from benchmarks.scenarios.growth import GROWTH, PINNED
 from benchmarks.scenarios.idle import IDLE
 from benchmarks.scenarios.latency import LATENCY
@@ -50,7 +51,7 @@ def scenarios_of(plan: Plan) -> list[Scenario]:
         IDLE,
         SUBSTRATES,
     ]
-    return [*chosen, MIXED, GROWTH] if plan.extras else chosen
+    return [*chosen, MIXED, FAIRNESS, GROWTH] if plan.extras else chosen
 
 
 def main() -> None:

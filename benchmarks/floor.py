@@ -49,12 +49,9 @@ _DEDUP: Final = """insert into floor.event_handled (handler_name, idempotency_ke
 select 'platform.floor', idempotency_key, id, content_class from floor.outbox where {which} on conflict do nothing"""
 _SETTLE: Final = """update floor.outbox set status = 'delivered', delivered_at = clock_timestamp(), claim_token = null
 where id = any (:ids::uuid[])"""
-_ONE: Final = """savepoint one \\;
-select 1 from floor.outbox where id = (:ids::uuid[])[{number}] for update \\;
-{dedup};
-insert into bench_effects (number, seen) values ((:numbers::bigint[])[{number}], 1)
-on conflict (number) do update set seen = bench_effects.seen + 1;
-release savepoint one;"""
+_LOCK: Final = "select count(*) from (select from floor.outbox where id = any (:ids::uuid[]) for update) as locked"
+_ONE: Final = """insert into bench_effects (number, seen) values ((:numbers::bigint[])[{number}], 1)
+on conflict (number) do update set seen = bench_effects.seen + 1;"""
 _INSERT: Final = (
     "insert into {table} (event_type, source, target, payload, idempotency_key, generation, channel)"
     " values ('worlds.{kind}.sent', 'worlds', 'platform', '{{\"number\": 1}}', core.uuid7()::text, 1, 'outbox_gen_1');"
@@ -126,12 +123,12 @@ def drain_script(batch: int = BATCH) -> str:
 
 
 def upsert_script(batch: int) -> str:
-    """Claim a group; lock, dedup and upsert each under a savepoint; settle and commit them together."""
-    each = [
-        _ONE.format(number=number, dedup=_DEDUP.format(which=f"id = (:ids::uuid[])[{number}]"))
-        for number in range(1, batch + 1)
-    ]
-    return "\n".join([_CLAIM.format(batch=batch), "begin;", *each, f"{_SETTLE} \\;\ncommit;", ""])
+    """Claim a group; lock it, upsert each, then dedup and settle them together: one round trip for each, and three."""
+    each = [_ONE.format(number=number) for number in range(1, batch + 1)]
+    dedup = _DEDUP.format(which="id = any (:ids::uuid[])")
+    return "\n".join(
+        [_CLAIM.format(batch=batch), f"begin \\;\n{_LOCK};", *each, f"{dedup} \\;\n{_SETTLE} \\;\ncommit;", ""]
+    )
 
 
 def insert_script(table: str, kind: str) -> str:

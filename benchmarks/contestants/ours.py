@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 import psycopg
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
 GENERATION: Final = 1
+_CROWD: Final = UUID(int=1)
+"""The workspace that has published far more than the others: the same events, without a number."""
+
 _PROGRAM: Final = "from spectral_ops.cli import main; main()"
 
 
@@ -87,6 +91,14 @@ async def _connect(dsn: str) -> psycopg.AsyncConnection[tuple[object, ...]]:
 
 
 def _event(kind: str, number: int) -> EventEnvelope:
+    if kind == "crowd":
+        return EventEnvelope(
+            event_type=ours_handlers.event_type("shared"),
+            source="worlds",
+            target="platform",
+            workspace_id=_CROWD,
+            payload={"number": -1},
+        )
     return EventEnvelope(
         event_type=ours_handlers.event_type(kind), source="worlds", target="platform", payload={"number": number}
     )

@@ -15,7 +15,8 @@ upsert: Final = Consumer("platform")
 sleep: Final = Consumer("platform")
 slow: Final = Consumer("platform")
 note: Final = Consumer("platform")
-CONSUMERS: Final = {"noop": noop, "upsert": upsert, "sleep": sleep, "slow": slow, "note": note}
+shared: Final = Consumer("platform")
+CONSUMERS: Final = {"noop": noop, "upsert": upsert, "sleep": sleep, "slow": slow, "note": note, "shared": shared}
 
 
 class Numbered(BaseModel):
@@ -60,4 +61,21 @@ async def wait_long(event: Numbered) -> None:  # noqa: ARG001  as above
 async def tell(event: Numbered) -> None:
     """Say when it came."""
     stage.say(event.number)
+    stage.tick()
+
+
+@shared.on(event_type("shared"))
+async def tell_or_wait(event: Numbered) -> None:
+    """Say when it came; one of the crowd, which has no number, awaits 10 ms instead."""
+    if event.number < 0:
+        await asyncio.sleep(stage.NAPS["sleep"])
+    else:
+        stage.say(event.number)
+    stage.tick()
+
+
+@shared.on(event_type("slow"))
+async def wait_long_beside_it(event: Numbered) -> None:  # noqa: ARG001  as above
+    """Await 200 ms."""
+    await asyncio.sleep(stage.NAPS["slow"])
     stage.tick()

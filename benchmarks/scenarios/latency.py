@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 WARM_UP: Final = 10
 _START: Final = 20.0
-_LATE: Final = 3.0
 _MOST_LOST: Final = 0.02
 
 
@@ -39,11 +39,22 @@ def _one_round(arena: Arena, plan: Plan, line: Line) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         output = Path(directory) / "seen"
         with arena.working(line, "note", dsn, output) as worker:
-            figures = deliver_paced(arena, plan, line, dsn, worker, output)
+            figures = deliver_paced(arena, plan, Paced(line, dsn, output), worker)
     return Outcome(figures["p50"], figures)
 
 
-def deliver_paced(arena: Arena, plan: Plan, line: Line, dsn: str, worker: Running, output: Path) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """Who publishes what and where, the file in which the worker says when it came, and how late it may be."""
+
+    line: Line
+    dsn: str
+    output: Path
+    kind: str = "note"
+    late: float = 3.0
+
+
+def deliver_paced(arena: Arena, plan: Plan, paced: Paced, worker: Running) -> dict[str, float]:
     """Publish one after the other and see when they come; answers the quantiles.
 
     Raises:
@@ -51,18 +62,21 @@ def deliver_paced(arena: Arena, plan: Plan, line: Line, dsn: str, worker: Runnin
     """
     count, pause = plan.paces
     # a first event tells when it listens; without it the start of Python would be taken for latency
-    arena.publish(line, "paced", dsn, "note", 1, 0)
+    arena.publish(paced.line, "paced", paced.dsn, paced.kind, 1, 0)
     worker.wait_for_first(_START)
-    sent = times_in(arena.publish(line, "paced", dsn, "note", count, pause))
-    deadline = time.monotonic() + _LATE
-    while worker.calls < count + 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    came = times_in(output.read_text(errors="replace"))
+    sent = times_in(arena.publish(paced.line, "paced", paced.dsn, paced.kind, count, pause))
+    deadline = time.monotonic() + paced.late
+    while len(came := _came(paced.output)) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
     latencies = [(came[number] - at) / 1e6 for number, at in sent.items() if number >= WARM_UP and number in came]
     lost = (count - WARM_UP) - len(latencies)
     if not latencies or lost > _MOST_LOST * count:
-        raise ContestantError(f"{line.label} did not deliver {lost} of {count - WARM_UP} events in time")
+        raise ContestantError(f"{paced.line.label} did not deliver {lost} of {count - WARM_UP} events in time")
     return quantiles(latencies)
+
+
+def _came(output: Path) -> dict[int, int]:
+    return times_in(output.read_text(errors="replace"))
 
 
 LATENCY: Final = Scenario(

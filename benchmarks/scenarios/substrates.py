@@ -29,7 +29,7 @@ from benchmarks.environments import ContestantError
 from benchmarks.figures import Outcome, events_for
 from benchmarks.scenarios import Entry, Scenario
 from benchmarks.scenarios.drain import Pace, drain, watch
-from benchmarks.scenarios.latency import deliver_paced
+from benchmarks.scenarios.latency import Paced, deliver_paced
 from spectral.core.events.infrastructure.observability.logs import BROKER_BACK, BROKER_LOST
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ class _Turn:
             output = Path(directory) / "seen"
             if self.kind not in brokers.KINDS:
                 with self.arena.working(self.line, "note", self.dsn, output) as worker:
-                    return deliver_paced(self.arena, self.plan, self.line, self.dsn, worker, output)
+                    return deliver_paced(self.arena, self.plan, Paced(self.line, self.dsn, output), worker)
             with (
                 brokers.running(self.kind) as broker,
                 self._receiving(broker, "note", output) as worker,
                 brokers.relaying(self.dsn, broker.variables),
             ):
-                return deliver_paced(self.arena, self.plan, self.line, self.dsn, worker, output)
+                return deliver_paced(self.arena, self.plan, Paced(self.line, self.dsn, output), worker)
 
     @contextmanager
     def _receiving(self, broker: Broker, kind: str, output: Path | None = None) -> Iterator[Running]:

@@ -28,6 +28,7 @@ class CollectedSpan:
     status: tuple[int, str]
     resource: Mapping[str, object]
     scope: str
+    began: int
 
 
 class Collector:
@@ -98,6 +99,7 @@ def _spans(request: ExportTraceServiceRequest) -> list[CollectedSpan]:
             status=(span.status.code, span.status.message),
             resource=_values(group.resource.attributes),
             scope=scope.scope.name,
+            began=span.start_time_unix_nano,
         )
         for group in request.resource_spans
         for scope in group.scope_spans

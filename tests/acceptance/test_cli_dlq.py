@@ -20,6 +20,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral_ops.cli import main
 from tests.acceptance.worker_process import PATIENCE, SPECTRAL
 from tests.migrations.schema import outbox_row, role, update, value
@@ -53,6 +54,8 @@ class Shell:
     capsys: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str) -> Ran:
+        flush_all()  # what the test itself has published is told a moment later, and is none of the command's
+        self.capsys.readouterr()
         with self.monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["spectral", *arguments])
             for name, given in self.environment.items():

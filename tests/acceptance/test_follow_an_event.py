@@ -146,16 +146,23 @@ class Operator:
         self.done.extend(json.loads(line) for line in ran.err.splitlines() if line.startswith("{"))
 
     def lines(self) -> list[dict[str, Any]]:
+        """In the order of what they tell: a line may be written after one of something later."""
         every = [*self.published, *self.worker.lines, *self.done]
-        return [line for line in every if self.event_id in (line.get("event_id"), *line.get("event_ids", ()))]
+        named = [line for line in every if self.event_id in (line.get("event_id"), *line.get("event_ids", ()))]
+        return sorted(named, key=lambda line: str(line["timestamp"]))
+
+    def attempted(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines() if line["event"] == "handled"]
 
     def spans(self, what: str) -> list[CollectedSpan]:
         named = self.collector.spans(f"{what} {self.show()['event_type']}")
-        return [span for span in named if span.attributes["messaging.message.id"] == self.event_id]
+        found = [span for span in named if span.attributes["messaging.message.id"] == self.event_id]
+        return sorted(found, key=lambda span: span.began)  # they are sent as they end, and in heaps
 
     def agreed_story(self, attempts: int) -> Story:
         """The story after so many attempts, asserted to be the same wherever it is told."""
         eventually(lambda: len(self.spans("process")) >= attempts, f"{attempts} spans of {self.event_id}")
+        eventually(lambda: len(self.attempted()) >= attempts, f"{attempts} lines of {self.event_id}")
         (published,) = self.spans("publish")
         processed = self.spans("process")
         by_log, by_trace = told_by_log(self.lines()), told_by_trace(published, processed)

@@ -16,6 +16,7 @@ import psycopg
 import pytest
 
 from spectral.core.deployments import handing_over
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral_ops.cli import main
 from tests.acceptance.worker_process import PATIENCE, SPECTRAL, Outbox, publish, write_app
 
@@ -43,6 +44,8 @@ class Shell:
     capsys: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str, **variables: str) -> Ran:
+        flush_all()  # what the test itself has published is told a moment later, and is none of the command's
+        self.capsys.readouterr()
         for name, value in {"SPECTRAL_DATABASE_URL": self.dsn, "SPECTRAL_OPERATOR": "ada", **variables}.items():
             self.monkeypatch.setenv(name, value)
         self.monkeypatch.setattr(sys, "argv", ["spectral", "generations", *arguments])

@@ -78,7 +78,8 @@ def test_every_block_of_the_page_runs(
         assert row is not None
         assert row[0] == row[1] > 10_000
     if page.name == "README.md":
-        assert capsys.readouterr().out.endswith("[('orders.order.placed', 'delivered', 42)]\n")
+        # the worker's last lines may come after it
+        assert "[('orders.order.placed', 'delivered', 42)]" in capsys.readouterr().out
     if dsn != database:
         postgres.drop_database(database_of(dsn))
 

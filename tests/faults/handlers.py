@@ -67,7 +67,7 @@ def consumers(plan: Plan, external: External) -> list[Consumer]:
 
 def _consumer(context: str, plan: Plan, external: External) -> Consumer:
     retry = RetryPolicy(max_retries=plan.max_retries, base=timedelta(seconds=0.1), cap=timedelta(seconds=1))
-    consumer = Consumer(context, retry=retry, timeout=timedelta(seconds=30))
+    consumer = Consumer(context, retry=retry, timeout=timedelta(seconds=plan.timeout))
 
     @consumer.on(TRANSACTIONAL, MIXED)
     async def project(task: Task, envelope: EventEnvelope, tx: Transaction, ctx: DeliveryContext) -> None:

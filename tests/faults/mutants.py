@@ -7,6 +7,7 @@ from typing import Final
 
 _FLOW: Final = "src/spectral/core/events/delivery"
 _POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
+_TOGETHER: Final = "tests/integration/delivery/test_together.py"
 _OPEN_PUBLISHER: Final = (
     "tests/integration/delivery/test_bell.py"
     "::test_an_open_silent_publisher_is_waited_for_and_its_event_delivered_promptly"
@@ -49,6 +50,17 @@ class Mutation:
 
 
 MUTATIONS: Final = (
+    Mutation(
+        "others run after a handler that may have left something behind",
+        (
+            Edit(
+                f"{_FLOW}/lane.py",
+                "            if not self._lane.was_plain:\n                return\n",
+                "",
+            ),
+        ),
+        f"{_TOGETHER}::test_what_one_handler_leaves_in_the_session_the_next_one_does_not_find",
+    ),
     Mutation(
         "fence removed",
         (
@@ -160,5 +172,35 @@ MUTATIONS: Final = (
         "nobody takes over from a dead worker that was awake",
         (Edit(f"{_FLOW}/keep.py", "await self._keeper.mend_bell()\n", "\n"),),
         "tests/integration/delivery/test_bell.py::test_what_a_dead_worker_promised_to_see_is_seen_by_another",
+    ),
+    Mutation(
+        "keys that were taken meanwhile do not undo a group",
+        (Function("outbox_deliver_together", " or v_handled <> greatest(cardinality(p_ids) - 1, 0)", ""),),
+        f"{_TOGETHER}::test_a_key_that_somebody_takes_meanwhile_undoes_the_group_and_not_the_effects_of_others",
+    ),
+    Mutation(
+        "a group is begun although somebody has a row of it",
+        (
+            Function("outbox_begin_together", "where outbox.claim_token = claim.token", "where true"),
+            Function("outbox_deliver_together", "and outbox.claim_token = given.token", ""),
+        ),
+        f"{_TOGETHER}::test_a_row_that_was_taken_away_is_not_run",
+    ),
+    Mutation(
+        "a group is committed without its guard",
+        (
+            Function(
+                "outbox_begin_together",
+                "and core.outbox_begin_one(p_ids[1], p_tokens[1], p_handler_names[1]) = 'run'",
+                "",
+            ),
+            Function("outbox_deliver_together", "greatest(cardinality(p_ids) - 1, 0)", "cardinality(p_ids)"),
+        ),
+        f"{_TOGETHER}::test_a_handler_that_commits_is_refused_and_its_neighbours_take_effect_once",
+    ),
+    Mutation(
+        "a failure counts without the row's gate",
+        (Edit(f"{_FLOW}/lane.py", "if voided.undone and group.conclusions:", "if voided.undone and not current:"),),
+        f"{_TOGETHER}::test_two_rows_of_one_key_in_one_group_do_not_fail_by_each_other",
     ),
 )

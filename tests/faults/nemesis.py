@@ -74,7 +74,8 @@ class Nemesis:
             generation=generation,
             contexts=("platform", "worlds"),
             max_retries=MAX_RETRIES,
-            times={"lease": 3.0, "answer": 2.0},
+            times={"lease": 4.0, "answer": 2.0},
+            timeout=2.5,
         )
 
     def watch(self, seconds: float) -> None:

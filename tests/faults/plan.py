@@ -54,6 +54,9 @@ class Plan:
     batch: int = 10
     concurrency: int = 50
     max_retries: int = 5
+    timeout: float = (
+        30.0  # of handlers; those that may outlast their lease never share a transaction without savepoints
+    )
     trap: Trap | None = None
     clock_offset: float = 0.0
 

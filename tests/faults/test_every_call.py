@@ -6,16 +6,20 @@ The nth worker fails its nth call. Each is of a generation of its own, so that m
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 import psycopg
 import pytest
 
-from spectral.core.events import DatabaseSettings, WorkerSettings
+from spectral.core.events import DatabaseSettings, EventEnvelope, WorkerSettings
 from spectral.core.events.bootstrap import worker
+from spectral.core.events.delivery import desk, trust
 from spectral.core.events.delivery.listener import Listener
+from spectral.core.events.delivery.trust import Trust
+from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.probe import Crashed, Note, NoteTaker
 from spectral.core.events.settings import WorkerTimes
 from spectral.core.events.testing import check, settle_down
@@ -23,6 +27,8 @@ from tests.faults.calls import HOWS, Calls, How
 from tests.faults.handlers import MIXED, PLAIN, TRANSACTIONAL, External, consumers
 from tests.faults.plan import SHORT_TIMES, Plan
 from tests.faults.stage import Stage, envelope_of
+
+Events: TypeAlias = Callable[[], list[EventEnvelope]]
 
 AT_ONCE: Final = 20
 ROWS: Final = 9
@@ -43,15 +49,35 @@ class Crashes(NoteTaker):
             self.of.append(note.error)
 
 
-def publish_for(stage: Stage, generation: int) -> None:
+class Trusting(Trust):
+    """That of a worker which has seen its handlers do well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran("platform.project", plainly=True)
+
+
+def of_every_kind() -> list[EventEnvelope]:
     """One event of every kind that takes another way through the worker."""
-    events = [
+    return [
         *(envelope_of(event_type) for event_type in (TRANSACTIONAL, PLAIN, MIXED)),
         *(envelope_of(event_type, {"do": "fail", "times": 1}) for event_type in (TRANSACTIONAL, PLAIN, MIXED)),
         envelope_of(TRANSACTIONAL, {"do": "commit", "times": 1}),
         envelope_of(TRANSACTIONAL, {"do": "refuse"}),
         envelope_of(TRANSACTIONAL, target=None),
     ]
+
+
+def for_groups() -> list[EventEnvelope]:
+    """Some that do well together, and later two of which one does not."""
+    return [
+        *(envelope_of(TRANSACTIONAL) for _ in range(ROWS - 2)),
+        envelope_of(TRANSACTIONAL, target=None),
+        envelope_of(TRANSACTIONAL, {"do": "refuse"}, target=None),
+    ]
+
+
+def publish_for(stage: Stage, generation: int, events: list[EventEnvelope]) -> None:
     with psycopg.connect(stage.dsn) as connection, stage.publishing(connection, events, generation=generation):
         assert len(events) == ROWS
 
@@ -66,11 +92,11 @@ def name_of(generation: int) -> str:
     return f"worker-{generation}"
 
 
-async def play(stage: Stage, generations: range) -> list[str]:
+async def play(stage: Stage, generations: range, events: Events = of_every_kind) -> list[str]:
     """Run a worker for each of these generations until nothing is left to do; answers why any of them crashed."""
     probe = Crashes()
     for generation in generations:
-        publish_for(stage, generation)
+        publish_for(stage, generation, events())
     external = External(stage.dsn)
     workers = [listener(stage.dsn, generation, probe, external) for generation in generations]
     async with asyncio.TaskGroup() as group:
@@ -86,15 +112,41 @@ async def play(stage: Stage, generations: range) -> list[str]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", HOWS)
 async def test_any_call_may_fail_once(stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How) -> None:
+    await fail_each_call_once(stage, monkeypatch, how, of_every_kind)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("how", HOWS)
+async def test_any_call_of_a_group_without_savepoints_may_fail_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How
+) -> None:
+    committed: list[int] = []
+    commit = PostgresLane.commit_together
+
+    async def counted(self: PostgresLane, count: int) -> None:
+        await commit(self, count)
+        committed.append(count)
+
+    monkeypatch.setattr(PostgresLane, "commit_together", counted)
+    monkeypatch.setattr(trust, "ENOUGH", 1)
+    monkeypatch.setattr(desk, "Trust", Trusting)
+    monkeypatch.setattr(
+        f"{__name__}.TIMES", replace(TIMES, lease=timedelta(minutes=1))
+    )  # longer than a handler may take
+    await fail_each_call_once(stage, monkeypatch, how, for_groups)
+    assert max(committed) > 1
+
+
+async def fail_each_call_once(stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How, events: Events) -> None:
     calls = Calls(how)
     calls.install(monkeypatch)
-    assert await play(stage, range(FIRST_GENERATION, FIRST_GENERATION + 1)) == []
+    assert await play(stage, range(FIRST_GENERATION, FIRST_GENERATION + 1), events) == []
     ordinals = calls.made[name_of(FIRST_GENERATION)]
     assert ordinals > 20  # there is something to fail
     for first in range(1, ordinals + 1, AT_ONCE):
         doomed = range(first, min(first + AT_ONCE, ordinals + 1))
         calls.doomed = {name_of(FIRST_GENERATION + ordinal): ordinal for ordinal in doomed}
-        crashes = await play(stage, range(FIRST_GENERATION + doomed.start, FIRST_GENERATION + doomed.stop))
+        crashes = await play(stage, range(FIRST_GENERATION + doomed.start, FIRST_GENERATION + doomed.stop), events)
         assert crashes == []
     verdict = await check(stage.dsn, stage.ledger)
     verdict.assert_clean(at_least=ROWS * ordinals)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from spectral.core.events import DatabaseSettings, WorkerSettings, failpoints
 from spectral.core.events.bootstrap import worker
+from spectral.core.events.delivery import trust
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import worker as _preloaded  # noqa: F401  before the fork, not after
 from spectral.core.events.probe import Finished, LeaseWasLost, Note, NoteTaker, Quarantined, Reaped
@@ -23,6 +24,9 @@ from tests.faults.handlers import External, consumers
 from tests.faults.plan import Plan, Trap
 
 CRASHED: Final = 1
+
+# Workers live for seconds here: they come to trust their handlers soon, and lose trust as they do anywhere.
+trust.ENOUGH = 2
 
 
 class Channel(NoteTaker):

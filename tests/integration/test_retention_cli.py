@@ -17,6 +17,7 @@ from typing import IO, Any, Final
 import psycopg
 import pytest
 
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral_ops.cli import main
 from tests.integration.test_retention_sweep import delivered, events, many_delivered, record
 from tests.migrations.schema import role
@@ -50,6 +51,8 @@ class Shell:
     capsys: pytest.CaptureFixture[str]
 
     def __call__(self, *arguments: str, **variables: str) -> Ran:
+        flush_all()  # what the test itself has published is told a moment later, and is none of the command's
+        self.capsys.readouterr()
         with self.monkeypatch.context() as patch:
             patch.setattr(sys, "argv", ["spectral", "retention", *arguments])
             for name, value in {"SPECTRAL_DATABASE_URL": self.dsn, **variables}.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import psycopg
 import pytest
 
 from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOptions, postgres_from
+from spectral.core.events import WorkerSettings
+from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.migrations import up
 from tests.memory import running
 from tests.migrations.schema import Connection, value
@@ -59,6 +62,9 @@ def waiting_publishers(dsn: str, watcher: Connection) -> Iterator[None]:
             asked = "select wait_event from pg_stat_activity where pid = %s"
             while value(watcher, asked, [first.info.backend_pid]) != "SyncRep":
                 assert time.monotonic() < deadline, "the commit does not wait"
+                if ends[0].done():  # before the server's checkpointer had heard of the standby
+                    publish(first)
+                    ends = [pool.submit(first.commit)]
             ends.append(pool.submit(second.commit))
             waits_for(watcher, second, first)
             yield
@@ -81,3 +87,20 @@ def test_few_rows_are_a_stream_if_publishers_wait_for_each_other(own_server: Pos
             session.execute(recent)
             assert value(session, HOLD) is True
         session.rollback()
+
+
+def test_a_worker_sees_whether_publishers_wait_for_each_other(own_server: PostgresServer) -> None:
+    dsn = own_server.create_database()
+    up(dsn)
+
+    async def is_crowded() -> bool:
+        claims = PostgresClaims(dsn, WorkerSettings(generation=1, name="w"))
+        try:
+            return await claims.is_crowded()
+        finally:
+            await claims.close()
+
+    with psycopg.connect(dsn, autocommit=True) as watcher:
+        assert not asyncio.run(is_crowded())
+        with waiting_publishers(dsn, watcher):
+            assert asyncio.run(is_crowded())

@@ -49,10 +49,12 @@ def ask(connection: Connection, **given: object) -> list[dict[str, Any]]:
         "start": None,
         "window": None,
         "handlers": [HANDLER],
+        "handler_types": None,
     }
     statement = (
         "select * from core.outbox_claim_from(%(worker)s, %(context)s, %(generations)s::bigint[], %(channels)s::text[],"
-        " %(types)s::text[], %(limit)s, %(start)s::timestamptz, %(window)s, %(handlers)s::text[])"
+        " %(types)s::text[], %(limit)s, %(start)s::timestamptz, %(window)s, %(handlers)s::text[],"
+        " %(handler_types)s::text[])"
     )
     with connection.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(statement, arguments | given).fetchall()
@@ -115,6 +117,42 @@ def test_a_row_tells_how_long_it_was_due_and_what_became_of_it_before(session: C
     assert (found["attempts"], found["replays"], found["suspect"]) == (1, 1, False)
     assert found["handled"] == [HANDLER]
     assert 0 <= found["waited"] < 60
+
+
+def test_keys_are_looked_for_of_the_handlers_that_a_row_is_for(session: Connection) -> None:
+    first, second = (publish(session, p_event_type=each, p_idempotency_key="k") for each in (EVENT_TYPE, OTHER_TYPE))
+    handlers = [HANDLER, "platform.other", "platform.of_everything", "platform.other"]
+    session.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+        " select distinct asked.name, 'k', %s::uuid from unnest(%s::text[]) as asked (name)",
+        [first, handlers],
+    )
+    rows = claim(
+        session,
+        types=[EVENT_TYPE, OTHER_TYPE],
+        handlers=handlers,
+        handler_types=[EVENT_TYPE, OTHER_TYPE, None, "worlds.scan.failed"],
+    ).rows
+    assert {each["id"]: each["handled"] for each in rows} == {
+        first: [HANDLER, "platform.of_everything"],
+        second: ["platform.other", "platform.of_everything"],
+    }
+
+
+def test_workers_that_do_not_say_which_handler_is_for_which_type_have_all_of_them_looked_for(
+    session: Connection,
+) -> None:
+    event_id = publish(session, p_idempotency_key="k")
+    session.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id) values (%s, 'k', %s)",
+        [HANDLER, event_id],
+    )
+    head, found = session.execute(
+        "select id, handled from core.outbox_claim_from('worker-1', 'platform', '{1}', %s::text[], null, 10, null,"
+        " null, %s::text[])",
+        [CHANNELS, ["platform.other", HANDLER]],
+    ).fetchall()
+    assert (head, found) == ((None, None), (event_id, [HANDLER]))
 
 
 def test_waiting_is_counted_from_when_the_row_fell_due(session: Connection) -> None:
@@ -338,6 +376,23 @@ def test_a_row_whose_worker_was_lost_is_claimed_alone_and_more_may_lie_behind_it
     again = claim(session, start=answer.reached)
     assert (again.ids, again.reached) == (fresh, None)
     assert not any(each["suspect"] for each in again.rows)
+
+
+def test_whoever_claims_a_suspect_hides_nothing_else_from_the_others(database: str) -> None:
+    with (
+        psycopg.connect(database, autocommit=True) as setup,
+        psycopg.connect(database) as one,
+        psycopg.connect(database) as two,
+    ):
+        suspect = publish(setup)
+        lose(setup, suspect)
+        fresh = [publish(setup), publish(setup)]
+        assert claim(one).ids == [suspect]
+        beside = claim(two)  # before the other has committed
+        one.commit()
+        two.commit()
+        assert beside.ids  # not none, or who sees none goes to sleep
+        assert [*beside.ids, *claim(two, start=beside.reached).ids] == fresh
 
 
 def test_a_suspect_in_the_middle_is_left_for_its_turn(session: Connection) -> None:

@@ -302,3 +302,88 @@ def test_it_is_the_same_whatever_a_session_has_put_before_the_catalog(session: C
         assert deliver(session, [held]) == [event_id]
     else:
         assert begin_one(session, held) == "run"
+
+
+# together
+
+
+BEGIN_TOGETHER: LiteralString = "select core.outbox_begin_together(%s::uuid[], %s::uuid[], %s::text[])"
+DELIVER_TOGETHER: LiteralString = "select core.outbox_deliver_together(%s::uuid[], %s::uuid[], %s::text[])"
+
+
+def together(claims: Sequence[Held]) -> list[list[object]]:
+    return [[held.id for held in claims], [held.token for held in claims], [HANDLER] * len(claims)]
+
+
+def test_rows_are_begun_together_with_the_key_of_the_first_alone_and_delivered_with_those_of_all(
+    session: Connection,
+) -> None:
+    ids = [publish(session, p_idempotency_key=key) for key in "abc"]
+    held = claim(session).held
+    with session.transaction():
+        assert value(session, BEGIN_TOGETHER, together(held)) is True
+        assert keys(session) == [(HANDLER, "a", ids[0])]
+        session.execute(DELIVER_TOGETHER, together(held[:2]))
+    assert keys(session) == [(HANDLER, "a", ids[0]), (HANDLER, "b", ids[1])]
+    assert [row(session, each)["status"] for each in ids] == ["delivered", "delivered", "in_flight"]
+    assert row(session, ids[1])["claim_token"] is None
+
+
+def test_rows_that_are_begun_together_are_not_taken_away(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as one, psycopg.connect(database, autocommit=True) as other:
+        ids = [publish(one), publish(one)]
+        held = claim(one).held
+        with one.transaction():
+            assert value(one, BEGIN_TOGETHER, together(held)) is True
+            assert reap(other, ttl="0 s") == []
+            one.execute(DELIVER_TOGETHER, together(held))
+        assert [row(one, each)["status"] for each in ids] == ["delivered", "delivered"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_claim_that_is_lost_lets_none_of_them_begin_and_none_be_delivered(session: Connection, number: int) -> None:
+    ids = [publish(session) for _ in range(2)]
+    held = list(claim(session).held)
+    held[number] = held[number]._replace(token=uuid4())
+    assert value(session, BEGIN_TOGETHER, together(held)) is False
+    refused = pytest.raises(psycopg.errors.SerializationFailure, match="of 2 rows 1 are still claimed")
+    with refused, session.transaction():
+        session.execute(DELIVER_TOGETHER, together(held))
+    assert [row(session, each)["status"] for each in ids] == ["in_flight", "in_flight"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_key_that_is_known_lets_none_of_them_begin(session: Connection, number: int) -> None:
+    ids = [publish(session, p_idempotency_key=key) for key in "ab"]
+    held = claim(session).held
+    session.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id) values (%s, %s, %s)",
+        [HANDLER, "ab"[number], ids[number]],
+    )
+    assert value(session, BEGIN_TOGETHER, together(held)) is False
+
+
+def test_a_key_that_was_taken_since_lets_none_of_them_be_delivered(session: Connection) -> None:
+    ids = [publish(session, p_idempotency_key=key) for key in "aab"]
+    held = claim(session).held
+    with session.transaction():
+        assert value(session, BEGIN_TOGETHER, together(held)) is True
+        refused = pytest.raises(psycopg.errors.SerializationFailure, match="beside that of the first 1 keys are new")
+        with refused, session.transaction():
+            session.execute(DELIVER_TOGETHER, together(held))
+    assert [row(session, each)["status"] for each in ids] == ["in_flight"] * 3
+
+
+def test_what_is_begun_together_cannot_be_committed_before_it_is_delivered(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as one:
+        one.execute("set spectral.guarded = 'on'")
+        for _ in range(3):
+            publish(one)
+        held = claim(one).held
+        with pytest.raises(psycopg.errors.InvalidTransactionTermination), one.transaction():
+            assert value(one, BEGIN_TOGETHER, together(held)) is True
+        assert keys(one) == []
+        with one.transaction():
+            assert value(one, BEGIN_TOGETHER, together(held)) is True
+            one.execute(DELIVER_TOGETHER, together(held[:2]))
+        assert len(keys(one)) == 2

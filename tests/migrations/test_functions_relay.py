@@ -59,12 +59,14 @@ def claim_these(
         "ids": [each[0] for each in references],
         "replays": [each[1] for each in references],
         "attempts": [each[2] for each in references],
+        "handlers": ["platform.project"],
+        "handler_types": None,
     }
     rows = answers(
         connection,
         "select * from core.outbox_claim_these(%(worker)s, %(context)s, %(generations)s::bigint[],"
         " %(channels)s::text[], %(ids)s::uuid[], %(replays)s::integer[], %(attempts)s::integer[],"
-        " '{platform.project}')",
+        " %(handlers)s::text[], %(handler_types)s::text[])",
         arguments | given,
     )
     return (rows[0], rows[1:]) if rows else (None, [])
@@ -243,6 +245,31 @@ def test_a_reference_that_tells_the_truth_claims_its_row(connection: Connection)
     assert (stored["status"], stored["attempts"], stored["claimed_by"]) == ("in_flight", 1, "worker-1")
     assert stored["claim_token"] == head["claim_token"]
     assert (delivery["attempts"], delivery["suspect"], delivery["handled"]) == (1, False, [])
+
+
+def test_a_reference_has_the_keys_looked_for_of_the_handlers_that_its_row_is_for(connection: Connection) -> None:
+    event_id = publish(connection, p_idempotency_key="k")
+    handlers = ["platform.project", "platform.other"]
+    connection.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+        " select asked.name, 'k', %s::uuid from unnest(%s::text[]) as asked (name)",
+        [event_id, handlers],
+    )
+    types = [EVENT_TYPE, "worlds.scan.failed"]
+    _, (delivery,) = claim_these(connection, (event_id, 0, 0), handlers=handlers, handler_types=types)
+    assert delivery["handled"] == ["platform.project"]
+
+
+def test_workers_that_do_not_say_which_handler_is_for_which_type_claim_by_reference_as_before(
+    connection: Connection,
+) -> None:
+    event_id = publish(connection)
+    (_, found) = connection.execute(
+        "select id from core.outbox_claim_these('worker-1', 'platform', '{1}', %s::text[], array[%s::uuid], '{0}',"
+        " '{0}', '{platform.project}')",
+        [CHANNELS, event_id],
+    ).fetchall()
+    assert found == (event_id,)
 
 
 def test_answers_have_the_columns_of_a_claim_from_the_database(connection: Connection) -> None:

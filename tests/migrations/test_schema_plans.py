@@ -146,6 +146,15 @@ def settle(connection: Connection, claims: list[list[UUID]] | None = None, outco
     )
 
 
+def together(connection: Connection) -> None:
+    """Begin and deliver a group."""
+    ids, tokens = held(connection)
+    parameters = [ids, tokens, ["platform.project_scan"] * len(ids)]
+    with connection.transaction():
+        connection.execute("select core.outbox_begin_together(%s::uuid[], %s::uuid[], %s::text[])", parameters)
+        connection.execute("select core.outbox_deliver_together(%s::uuid[], %s::uuid[], %s::text[])", parameters)
+
+
 def guarded(connection: Connection) -> None:
     """Begin, settle, and what a commit would ask."""
     with connection.transaction():
@@ -242,6 +251,7 @@ VERBS: Mapping[str, Verb] = {
     "reap": Verb(reap, "outbox_in_flight_idx", 1_000),
     "begin": Verb(begin),
     "settle": Verb(settle),
+    "together": Verb(together),
     "guarded": Verb(guarded),
     "release": Verb(release),
     "renew": Verb(renew),

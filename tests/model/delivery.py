@@ -50,6 +50,8 @@ class Protocol:
     max_attempts: int = 2
     fenced: bool = True
     gate_before_handler: bool = True
+    key_at_the_end: bool = False  # whether the key is looked for before the handler, and taken when it has ended
+    all_or_nothing: bool = True  # whether that undoes what the handler did if somebody else has it by then
     count_at_claim: bool = True
     reaper_respects_locks: bool = True
     handler_commits: bool = False  # whether a handler may commit by itself, half way, and then fail
@@ -103,19 +105,22 @@ class Protocol:
             opened = worker._replace(phase="open", runs=True)
             yield f"{me} runs {worker.row}", _with_worker(_with_row(world, worker.row, run), me, opened)
             return
-        if any(
+        if not self.key_at_the_end and any(
             other.phase == "open" and other.runs and self.keys[other.row] == key
             for at, other in enumerate(world.workers)
             if at != me
         ):
             return  # waits for whoever holds the key uncommitted
-        runs = key not in {known for known, _ in world.handled}
+        runs = key not in _known(world)
         run = row._replace(executions=row.executions + runs)
         opened = worker._replace(phase="open", runs=runs)
         yield f"{me} begins {worker.row}", _with_worker(_with_row(world, worker.row, run), me, opened)
 
     def _end(self, world: World, me: int, worker: Worker) -> Iterator[tuple[str, World]]:
         if worker.runs and worker.row in self.poisoned:
+            return
+        if self.key_at_the_end and self.all_or_nothing and worker.runs and self.keys[worker.row] in _known(world):
+            yield f"{me} is refused {worker.row}", _with_worker(world, me, worker._replace(phase="claimed", runs=False))
             return
         yield f"{me} commits {worker.row}", self._committed(world, me, worker)
         yield f"{me} raises in {worker.row}", _with_worker(world, me, worker._replace(phase="raised"))
@@ -124,8 +129,7 @@ class Protocol:
 
     def _committed(self, world: World, me: int, worker: Worker) -> World:
         row, key = world.rows[worker.row], self.keys[worker.row]
-        known = {each for each, _ in world.handled}
-        handled = world.handled if key in known else world.handled | {(key, worker.row)}
+        handled = world.handled if key in _known(world) else world.handled | {(key, worker.row)}
         effects = tuple((each, count + (worker.runs and each == key)) for each, count in dict(world.effects).items())
         delivered = row._replace(status="delivered", held=False)
         finished = world.finished | ({key} if worker.runs else set())
@@ -189,6 +193,10 @@ class Protocol:
 
 def _all_ended(world: World) -> bool:
     return all(row.status in ("delivered", "failed") for row in world.rows)
+
+
+def _known(world: World) -> set[str]:
+    return {key for key, _ in world.handled}
 
 
 def _is_locked(world: World, number: int) -> bool:

@@ -17,9 +17,10 @@ TWO_ROWS_ONE_KEY = Protocol(keys=("a", "a"))
 TWO_KEYS = Protocol(keys=("a", "b"))
 POISON = Protocol(keys=("a", "b"), poisoned=frozenset({0}))
 COMMITS_ITSELF = Protocol(keys=("a", "a"), handler_commits=True)
+TOGETHER = Protocol(keys=("a", "a"), key_at_the_end=True)
 
 
-@pytest.mark.parametrize("protocol", [ONE_ROW, TWO_ROWS_ONE_KEY, TWO_KEYS, POISON, COMMITS_ITSELF])
+@pytest.mark.parametrize("protocol", [ONE_ROW, TWO_ROWS_ONE_KEY, TWO_KEYS, POISON, COMMITS_ITSELF, TOGETHER])
 def test_the_protocol_holds_in_every_reachable_state(protocol: Protocol) -> None:
     result = explore(protocol.system())
     assert result.violation is None, str(result.violation)
@@ -34,6 +35,8 @@ def test_the_protocol_holds_in_every_reachable_state(protocol: Protocol) -> None
         (replace(POISON, count_at_claim=False), "row 0 ran 3 times"),
         (replace(ONE_ROW, reaper_respects_locks=False), "no longer held it|was delivered and is"),
         (replace(COMMITS_ITSELF, guarded=False), "no handler came to its end|was handled and is failed"),
+        (replace(TOGETHER, all_or_nothing=False), "the effect of a happened 2 times"),
+        (replace(TOGETHER, fenced=False), "no longer held it|was delivered and is"),
     ],
     ids=[
         "no fence",
@@ -41,6 +44,8 @@ def test_the_protocol_holds_in_every_reachable_state(protocol: Protocol) -> None
         "attempts not counted at the claim",
         "reaper ignores locks",
         "no guard against a handler's own commit",
+        "a key that is taken is no obstacle to the settlement",
+        "no fence for a group",
     ],
 )
 def test_each_rule_is_needed(protocol: Protocol, what: str) -> None:

@@ -96,6 +96,7 @@ class Table:
         self.looks = 0  # claims from the beginning
         self.claims = 0
         self.outlooks = 0  # claims with an outlook on what falls due
+        self.streams = False  # so many rows come in that publishers would hinder each other by ringing
         self.claim_takes = 0.001
         self.look_takes = 0.0  # on top, for each that starts at the beginning
         self.leased: dict[Lease, Row] = {}
@@ -108,11 +109,14 @@ class Table:
         raise NotImplementedError
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
-        """Publishers of this stage always ring."""
-        return not served
+        """Publishers of this stage ring all the same."""
+        return bool(served) and self.streams
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """As above."""
+
+    async def is_crowded(self) -> bool:
+        return False
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         return bool(contexts)
@@ -172,13 +176,23 @@ class Stage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *lines: Line, concurrency: int = 10) -> None:
         self.table = Table()
+        self.is_alive = True
+        self.receives = False  # from a broker
         settings = WorkerSettings(generation=1, lanes=2, batch=5, concurrency=concurrency)
         self.desk = Desk(settings, Routes(lines, {}), NoteTaker(), cast("LoggerFor", None), lambda: 0.3)
         monkeypatch.setattr(room_module, "time", SimpleNamespace(monotonic=clock))
-        ways = Ways(self._handle, self._handle, is_alive=lambda: True, is_deaf=lambda: False)
+        ways = Ways(
+            self._handle,
+            self._handle,
+            is_alive=lambda: self.is_alive,
+            is_deaf=lambda: False,
+            is_receiving=lambda: self.receives,
+        )
         self.loop = ClaimLoop(self.table, self.desk, ways, asyncio.Event())
         self.lines = lines
         self.sleeps: list[float] = []
+        self._stands_still = 0
+        self._slept_at = -1.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._wait = claim_module._wait
         monkeypatch.setattr(claim_module, "_wait", self._watch)
@@ -217,9 +231,15 @@ class Stage:
         ]
 
     async def _watch(self, event: asyncio.Event, seconds: float) -> None:
-        """The oracle: nobody sleeps while there is something to take; for what is late, until the next look at most."""
+        """The oracle: nobody sleeps while there is something to take; for what is late, until the next look at most.
+
+        And nobody goes round and round without a sleep.
+        """
         if event is self.loop._wake and not event.is_set():
             self.sleeps.append(seconds)
+            self._stands_still = self._stands_still + 1 if clock() == self._slept_at else 0
+            self._slept_at = clock()
+            assert self._stands_still < 100, "it never sleeps, and does nothing"
             longest = max(0.5, 4 * (self.table.look_takes + self.table.claim_takes) * (10 + len(self.table.rows) / 7))
             for row in self.could_take():
                 assert seconds <= (longest if row.is_late else TICK), (clock(), seconds, row)

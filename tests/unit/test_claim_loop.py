@@ -270,3 +270,164 @@ def test_drained_means_that_everything_was_looked_at(monkeypatch: pytest.MonkeyP
         assert clock() < 2
 
     play(scene)
+
+
+# rows that come one by one, all the time
+
+
+async def flow(stage: Stage, seconds: float, every: float = 0.001) -> float:
+    """One row after the other, each announced; answers for how long one has waited at most."""
+    longest, end = 0.0, clock() + seconds
+    while clock() < end:
+        stage.commit(Row(clock(), A))
+        await asyncio.sleep(every)
+        oldest = next(iter(stage.table.pending(clock())), None)
+        longest = max(longest, 0.0 if oldest is None else clock() - oldest.due)
+    return longest
+
+
+def test_while_rows_come_one_by_one_it_claims_some_at_once_and_none_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            await flow(stage, 0.5)
+            stage.table.claims = 0
+            assert await flow(stage, 2) < 0.01
+            assert stage.table.claims < 450  # for 2,000 rows
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_the_more_a_claim_takes_the_more_it_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.table.claim_takes = 0.004
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            await flow(stage, 0.5)
+            stage.table.claims = 0
+            assert await flow(stage, 2) < 0.02
+            assert stage.table.claims < 200
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_who_has_lost_its_database_in_the_middle_of_a_look_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            stage.is_alive = False
+            stage.loop._looks._under_way = True
+            await asyncio.sleep(0.5)
+            stage.sleeps.clear()
+            await asyncio.sleep(60)
+            assert len(stage.sleeps) <= 5  # and does not ask itself all the time for the look that it owes
+            stage.is_alive = True
+            late = Row(clock() - 2, A)
+            stage.commit(late)
+            await stage.until_done(within=0.1)
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_what_comes_after_a_silence_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            await asyncio.sleep(0.5)
+            row = Row(clock(), A)
+            stage.commit(row)
+            await asyncio.sleep(0.9 * stage.table.claim_takes)
+            assert row.status == "in_flight"
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_a_heap_in_the_middle_of_a_stream_is_taken_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            stage.commit(*(Row(clock(), A) for _ in range(1_000)))
+            await stage.until_done(within=1_000 / 20 * 2 * stage.table.claim_takes)  # there is room for twenty
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_a_late_commit_beside_a_stream_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            late = Row(clock() - 2, A, visible=clock())
+            stage.table.rows.append(late)  # and nobody says so
+            assert await flow(stage, 0.04) > 1
+            assert late.status == "delivered"
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_what_a_broker_hands_out_is_claimed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.receives = True
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            assert await flow(stage, 1, every=0.003) < 3 * stage.table.claim_takes
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_while_it_gathers_it_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        running = asyncio.create_task(stage.run())
+        await flow(stage, 1)
+        while not stage.loop._gather_for:
+            await asyncio.sleep(0)
+            await flow(stage, 0.001)
+        stage.loop.stop()
+        async with asyncio.timeout(2 * stage.table.claim_takes):
+            await running
+
+    play(scene)
+
+
+def test_who_is_full_when_a_stream_ends_sleeps_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A), concurrency=2)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            stage.table.streams = True
+            stage.commit(*(Row(clock(), A, takes=20) for _ in range(30)))
+            for _ in range(20):
+                await asyncio.sleep(0.1)
+                stage.commit(Row(clock(), A))
+            stage.table.streams = False
+            await asyncio.sleep(1)
+            sleeps = len(stage.sleeps)
+            await asyncio.sleep(10)
+            assert len(stage.sleeps) - sleeps <= 3  # it has no room, and nothing to say
+            # Then it looks: who trusted its lease has rung for nobody.
+            stage.table.rows.append(Row(clock() - 5, A, visible=clock()))
+            await stage.until_done(within=300)
+            stage.loop.stop()
+
+    play(scene)

@@ -135,6 +135,14 @@ def test_nothing() -> None:
     assert encode_spans([]).SerializePartialToString() == b""
 
 
+def test_an_exporter_may_ask_it_for_whatever_a_message_has() -> None:
+    made = Made()
+    made.span(PLAIN).end()
+    encoded: Any = encode_spans(made.spans())
+    assert encoded.ByteSize() == encode_as_ever(made.spans()).ByteSize()
+    assert len(encoded.resource_spans) == 1
+
+
 def test_what_differs_from_span_to_span_does_not_pile_up() -> None:
     made = Made()
     for number in range(2_500):

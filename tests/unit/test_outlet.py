@@ -124,6 +124,15 @@ def test_nothing_that_has_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert freed.wait(PATIENCE)
 
 
+def test_who_waits_for_it_does_not_wait_for_more_to_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlets, "_GATHER", threading.TIMEOUT_MAX)
+    outlet, done = Outlet("test"), list[int]()
+    for number in range(2):
+        outlet.put(lambda: done.append(1))
+        assert outlet.flush(PATIENCE)
+        assert len(done) == number + 1
+
+
 def run(script: str) -> str:
     """What a program of its own prints."""
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)

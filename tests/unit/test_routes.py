@@ -79,8 +79,14 @@ def test_rows_of_a_type_with_a_transactional_handler_are_claimed_for_the_lanes_t
     platform: Consumer,
 ) -> None:
     assert Routes.of([platform]).lines == (
-        Line("platform", (COMPLETED, STARTED), ("platform.project", "platform.mail"), transactional=True),
-        Line("platform", (FAILED,), ("platform.mail",), transactional=False),
+        Line(
+            "platform",
+            (COMPLETED, STARTED),
+            ("platform.project", "platform.mail", "platform.project"),
+            transactional=True,
+            handler_types=(COMPLETED, COMPLETED, STARTED),
+        ),
+        Line("platform", (FAILED,), ("platform.mail",), transactional=False, handler_types=(FAILED,)),
     )
 
 

@@ -22,12 +22,13 @@ from opentelemetry.util.types import Attributes
 
 from spectral.core.events import EventEnvelope
 from spectral.core.events.infrastructure.observability.origins import remote_span
+from spectral.core.events.infrastructure.observability.tools import Carried, Lean, Traced
 from spectral.core.events.infrastructure.observability.traces import (
     SCHEMA_URL,
     OpenTelemetryTracer,
     current_traceparent,
 )
-from spectral.core.events.infrastructure.observability.watch import Carried, Traced, Watch
+from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.probe import Failure, Handle, Publish
 from spectral.core.events.settings import Identity
@@ -78,7 +79,7 @@ class Recorded:
     def begin(self, act: Publish | Handle) -> Traced:
         traced = self.tracer.start(act)
         assert traced is not None
-        assert not isinstance(traced, Carried)
+        assert not isinstance(traced, Carried | Lean)
         return traced
 
     def done(self, act: Publish | Handle, failure: Failure | None = None) -> ReadableSpan:

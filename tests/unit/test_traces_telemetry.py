@@ -97,10 +97,14 @@ def test_only_what_is_asked_for_is_set_up(variables: dict[str, str], is_set_up: 
     assert done.found == {
         "sdk": is_set_up,
         "sentry": False,
-        "traces": "sdk" if is_set_up else "trace",
+        "traces": "lean_spans" if is_set_up else "trace",
         "metrics": "sdk" if is_set_up else "metrics",
     }
     assert done.said == []
+
+
+def test_spans_that_our_encoder_does_not_write_are_the_sdk_s_own() -> None:
+    assert Done("configure()" + LOOK, {"OTEL_TRACES_EXPORTER": "console"}).found["traces"] == "sdk"
 
 
 def test_the_resource_says_who_speaks() -> None:

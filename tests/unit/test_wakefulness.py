@@ -24,6 +24,7 @@ class Scene:
         self.open_publishers = False
         self.lost = False
         self.streams = False
+        self.crowded = False
         lines = [
             Line("platform", ("a.b.c", "a.b.d"), (), transactional=True),
             Line("worlds", None, (), transactional=False),
@@ -36,6 +37,10 @@ class Scene:
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         self._say(f"withdraw {' '.join(contexts)}{' and ring' if rings else ''}")
+
+    async def is_crowded(self) -> bool:
+        self._say("crowded?")
+        return self.crowded
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         self._say(f"quiet? {' '.join(contexts)}")
@@ -72,7 +77,8 @@ async def test_fifty_events_a_second_wake_nobody(scene: Scene) -> None:
         assert scene.wakefulness.along() is NOTHING_ALONG
         assert await scene.wakefulness.rest(PAUSE) == PAUSE
     await scene.wakefulness.leave()
-    assert scene.said == []
+    assert set(scene.said) == {"crowded?"}
+    assert len(scene.said) < 2 * 20_000 / 50  # not twice a second, when some come close together
 
 
 def test_one_heap_is_no_stream(scene: Scene) -> None:
@@ -163,6 +169,28 @@ async def test_who_leaves_rings_for_the_others(awake: Scene) -> None:
     assert len(awake.said) == 2
 
 
+async def test_where_publishers_wait_for_each_other_fewer_rows_wake_it(scene: Scene) -> None:
+    for _ in range(150):
+        scene.stream(1, every=0.01, claims=1)
+        assert await scene.wakefulness.rest(PAUSE) == PAUSE
+    assert not scene.wakefulness.is_awake
+    assert 4 <= len(scene.said) <= 6  # in a second and a half
+    scene.crowded = True
+    scene.stream(1, every=0.01, claims=30)
+    assert await scene.wakefulness.rest(PAUSE) == 0.0
+    assert scene.wakefulness.along().awake
+    scene.stream(1, every=0.01, claims=30)
+    assert await scene.wakefulness.rest(PAUSE) == 0.01  # although so few would not have woken it
+    assert set(scene.said) == {"crowded?"}
+
+
+async def test_an_event_now_and_then_asks_for_no_crowd(scene: Scene) -> None:
+    scene.crowded = True
+    scene.stream(1, every=0.02, claims=200)
+    assert await scene.wakefulness.rest(PAUSE) == PAUSE
+    assert scene.said == []
+
+
 # without room
 
 
@@ -212,6 +240,16 @@ async def test_when_the_stream_ends_it_falls_asleep_as_ever(scene: Scene) -> Non
     assert await scene.wakefulness.rest(PAUSE) == 0.0
     assert scene.said[-3:] == ["hold 3", "withdraw platform worlds", "quiet? platform worlds"]
     assert scene.wakefulness.must_look
+
+
+async def test_who_has_to_look_and_has_no_room_waits_for_it(awake: Scene) -> None:
+    awake.now += 0.11
+    assert await awake.wakefulness.rest(PAUSE) == 0.0
+    awake.wakefulness.found(0, overflows=False, has_room=False)
+    assert await awake.wakefulness.rest(PAUSE) == PAUSE
+    assert awake.wakefulness.must_look  # it has not forgotten
+    awake.wakefulness.found(0, overflows=False)
+    assert await awake.wakefulness.rest(PAUSE) == 0.0
 
 
 async def test_a_lease_of_which_nobody_knows_whether_it_was_taken_is_taken_back(scene: Scene) -> None:

@@ -15,7 +15,8 @@ import pytest
 from spectral.core.events import PublishSettings
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.infrastructure.observability import watch as module
-from spectral.core.events.infrastructure.observability.watch import Carried, Watch
+from spectral.core.events.infrastructure.observability.tools import Carried
+from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
     Act,

@@ -200,7 +200,8 @@ async def test_a_worker_that_stops_leaves_no_promise_behind(bench: Bench, projec
     async with Stream(bench), bench.running(projecting):
         leaving.stop()
         await running
-        await until(lambda: _has_no_lease(bench, leaving.health().worker), within=PROMPTLY)
+        # Whoever mends the bell has to come while no publisher is open: on a busy machine that is seldom so.
+        await until(lambda: _has_no_lease(bench, leaving.health().worker), within=3 * PROMPTLY)
     await bench.drain(projecting)
     assert await bench.all_are("delivered")
 

@@ -14,6 +14,7 @@ from psycopg import sql
 
 from spectral.core.events import Consumer, EventEnvelope, PublishSettings, Transaction
 from spectral.core.events.bootstrap import publisher_for, publishing
+from spectral.core.events.delivery import trust
 from spectral.core.events.infrastructure.postgres import script, session
 from tests.integration.delivery.platform_worker import COMPLETED, STARTED, Bench, Scan, write_effect
 from tests.migrations.schema import Connection, value
@@ -102,6 +103,25 @@ async def test_a_transactional_event_costs_one_round_trip_beside_those_of_its_ha
     assert traffic.round_trips["settle"] == 0, traffic  # the lane settles what it ran
 
 
+async def test_an_event_of_a_trusted_handler_costs_hardly_more_than_its_handler_asks(
+    bench: Bench, platform: Consumer, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "ENOUGH", 10)
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+
+    await bench.publish(*range(300))
+    traffic.clear()
+    await bench.drain(platform, lanes=1)
+    assert await bench.statuses() == {"delivered": 300}
+    # The first group of fifty has a gate for each. Of the others a group is opened and committed by one message each.
+    assert traffic.round_trips["lane"] <= 2 * 50 + 250 + 40, traffic
+    assert traffic.statements["lane"] <= 8 * 50 + 250 + 15 * 12, traffic
+    assert traffic.round_trips["settle"] == 0, traffic
+
+
 async def test_a_published_event_costs_one_statement_and_so_do_many(bench: Bench, traffic: Traffic) -> None:
     publisher = publisher_for(bench.connection, publishing(PublishSettings(generation=1)))
     envelopes = [
@@ -127,8 +147,10 @@ from generate_series(1, 500) as heap (number)"""
 
 CLAIM = """\
 select id, claim_token, due_at from core.outbox_claim_from(
-    'w', 'platform', '{1}', '{outbox_gen_1,outbox_default}', %s::text[], %s, %s::timestamptz, %s, '{platform.mail}')"""
+    'w', 'platform', '{1}', '{outbox_gen_1,outbox_default}', %s::text[], %s, %s::timestamptz, %s,
+    %s::text[], %s::text[])"""
 
+MAIL = ["platform.mail"]
 DELIVER = "select core.outbox_deliver(%s::uuid[], %s::uuid[], %s::uuid[], %s::text[])"
 
 
@@ -151,8 +173,8 @@ def test_an_event_leaves_little_in_the_log(connection: Connection) -> None:
     connection.execute("alter table core.outbox set (autovacuum_enabled = false)")
     published = wal(explained(connection, PUBLISH))
     with connection.transaction(force_rollback=True):
-        claimed = wal(explained(connection, CLAIM, [None, 500, None, None]))
-    (_, token, _), *rows = connection.execute(CLAIM.encode(), [None, 500, None, None]).fetchall()
+        claimed = wal(explained(connection, CLAIM, [None, 500, None, None, MAIL, None]))
+    (_, token, _), *rows = connection.execute(CLAIM.encode(), [None, 500, None, None, MAIL, None]).fetchall()
     ids = sorted(event_id for event_id, _, _ in rows)
     assert len(ids) == 500
     delivered = wal(explained(connection, DELIVER, [ids, [token] * 500, ids, ["platform.mail"] * 500]))
@@ -169,7 +191,7 @@ def test_an_event_leaves_little_in_the_log(connection: Connection) -> None:
 def test_renewing_a_lease_touches_no_index(connection: Connection) -> None:
     connection.execute("alter table core.outbox set (autovacuum_enabled = false)")
     connection.execute(PUBLISH.encode())
-    (_, token, _), *rows = connection.execute(CLAIM.encode(), [None, 500, None, None]).fetchall()
+    (_, token, _), *rows = connection.execute(CLAIM.encode(), [None, 500, None, None, MAIL, None]).fetchall()
     ids = [event_id for event_id, _, _ in rows]
     counted = [hot_updates(connection)]
     for _ in range(6):
@@ -235,7 +257,8 @@ def fill(connection: Connection, count: int, status: str, event_type: str = COMP
 def buffers(connection: Connection, **given: object) -> int:
     """Which a claim of ten rows touches, once its plans are made; nothing stays claimed."""
     asked = {"types": [COMPLETED, STARTED], "limit": 10, "start": None, "window": None} | given
-    parameters = [asked["types"], asked["limit"], asked["start"], asked["window"]]
+    asked = {"handlers": MAIL, "handler_types": [COMPLETED]} | asked
+    parameters = [asked[each] for each in ("types", "limit", "start", "window", "handlers", "handler_types")]
     with connection.transaction(force_rollback=True):
         connection.execute(CLAIM.encode(), parameters)
     with connection.transaction(force_rollback=True):
@@ -252,6 +275,16 @@ def test_a_million_delivered_rows_make_no_claim_dearer(vast: Connection) -> None
     many = buffers(connection)
     assert few < 400, few
     assert many < few + 200, (few, many)  # the table has 25,000 pages
+
+
+def test_handlers_of_other_types_make_no_claim_dearer(vast: Connection) -> None:
+    """Before a claim knew which handler is for which type, each was looked up for each row."""
+    fill(vast, 1_000, "pending")
+    many = {"handlers": [f"platform.handler_{number}" for number in range(50)], "limit": 100}
+    kinds = [COMPLETED, *(f"worlds.kind_{number}.made" for number in range(49))]
+    one = buffers(vast, limit=100)
+    assert buffers(vast, **many, handler_types=kinds) < one + 50
+    assert buffers(vast, **many, handler_types=None) > one + 49 * 100
 
 
 @pytest.mark.timeout(300)

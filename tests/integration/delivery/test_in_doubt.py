@@ -12,6 +12,7 @@ import pytest
 
 from spectral.core.events import Consumer, SubstrateLostError, TerminalHandlerError, Transaction
 from spectral.core.events.infrastructure.postgres.lane import PostgresLane
+from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
     NEVER_AGAIN,
@@ -80,8 +81,7 @@ async def test_a_settlement_whose_answer_is_lost_is_not_done_again(
     bench: Bench, both: Consumer, runs: Counter[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = bench.worker(both)
-    settlements = worker._connections.settlements
-    monkeypatch.setattr(settlements, "settle", losing_its_answer(settlements.settle))
+    monkeypatch.setattr(PostgresSettlements, "settle", losing_its_answer(PostgresSettlements.settle))
     await bench.publish(*range(20), event_type=STARTED)
     async with worker:
         await until(lambda: bench.all_are("delivered"))
@@ -97,8 +97,7 @@ async def test_a_failure_whose_answer_is_lost_is_recorded_once(bench: Bench, mon
         raise TerminalHandlerError(str(scan.number))
 
     worker = bench.worker(platform)
-    settlements = worker._connections.settlements
-    monkeypatch.setattr(settlements, "settle", losing_its_answer(settlements.settle))
+    monkeypatch.setattr(PostgresSettlements, "settle", losing_its_answer(PostgresSettlements.settle))
     (event_id,) = await bench.publish(1)
     async with worker:
         await until(lambda: bench.all_are("failed"))

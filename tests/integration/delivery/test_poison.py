@@ -148,7 +148,7 @@ def deep(levels: int) -> str:
 
 PAYLOADS = {
     "an integer of 5,001 digits": '{"number": 1' + "0" * 5_000 + "}",
-    "deeper than any parser goes": deep(6_000),
+    "deeper than any parser goes": deep(12_000),
     "a float beyond floats": '{"number": 2, "weight": 1e400}',
     "no number": '{"number": "two"}',
     "nothing": "{}",
@@ -211,9 +211,7 @@ async def test_a_payload_that_cannot_be_read_sends_its_row_alone_to_the_dlq(
     await unchecked.drain(platform)
     assert [await unchecked.status(each) for each in (bad, good)] == ["failed", "delivered"]
     assert [each.payload for each in seen] == [{"number": 3}]
-    assert (await unchecked.row(bad))["last_error"].startswith(
-        "UndecodablePayloadError: platform.mail: the payload cannot be read as JSON"
-    )
+    assert (await unchecked.row(bad))["last_error"].startswith("UndecodablePayloadError: platform.mail: ")
 
 
 async def test_a_number_beyond_floats_is_not_handed_over_as_infinity(unchecked: Bench, platform: Consumer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from spectral.core.events import ConfigurationError, Consumer, Transaction
 from spectral.core.events.delivery.health import State
 from spectral.core.events.delivery.shift import Shift
+from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
+from spectral.core.events.infrastructure.postgres.script import Rows
 from spectral.core.events.probe import Stopped, Stopping
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
@@ -82,6 +85,103 @@ async def test_after_a_stop_a_lane_does_not_begin_the_next_row_of_its_batch(
     assert len(runs) <= 2
     assert (await bench.statuses())["pending"] >= 18
     assert await bench.value("select max(attempts) from core.outbox where status = 'pending'") == 0
+
+
+@pytest.mark.parametrize("transactional", [True, False])
+async def test_who_cancels_a_worker_that_stops_has_it_end_at_once_and_in_good_order(
+    bench: Bench, platform: Consumer, *, transactional: bool
+) -> None:
+    began = asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    if transactional:
+
+        @platform.on(COMPLETED)
+        async def project(scan: Scan, tx: Transaction) -> None:
+            await write_effect(tx, "project", scan.number)
+            await hang()
+    else:
+
+        @platform.on(COMPLETED)
+        async def mail(scan: Scan) -> None:
+            assert scan.number >= 0
+            await hang()
+
+    await bench.publish(*range(10))
+    worker = bench.worker(platform, times=shortened(stop=100))
+    running = asyncio.create_task(worker.run())
+    await soon(began.wait())
+    worker.stop()
+    await until(lambda: worker.health().state is State.DRAINING)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(running)
+    assert await bench.statuses() == {"pending": 10}
+    assert await bench.value("select max(attempts) from core.outbox") == 0
+    assert await bench.effects() == []
+
+
+async def test_who_cancels_a_worker_that_claims_no_more_has_it_end_in_good_order(
+    bench: Bench, platform: Consumer
+) -> None:
+    began = asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        assert scan.number >= 0
+        began.set()
+        await asyncio.get_running_loop().create_future()
+
+    await bench.publish(*range(10))
+    running = asyncio.create_task(bench.worker(platform).run("once"))
+    await soon(began.wait())
+    await until(lambda: _claims_no_more(bench))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(running)
+    assert await bench.statuses() == {"pending": 10}
+
+
+async def _claims_no_more(bench: Bench) -> bool:
+    return not await bench.backends("claim")
+
+
+@pytest.mark.parametrize("insists", ["stop", "cancel"])
+async def test_what_the_last_claim_took_is_given_back_however_much_somebody_insists(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch, insists: str
+) -> None:
+    claimed = asyncio.Event()
+    answer = PostgresClaims._run
+
+    async def late(claims: PostgresClaims, script: Sequence[bytes]) -> list[Rows]:
+        rows = await answer(claims, script)
+        if await bench.value("select exists (select from core.outbox where status = 'in_flight')"):
+            claimed.set()
+            await asyncio.sleep(0.1)  # on its way
+        return rows
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        raise AssertionError(scan)
+
+    monkeypatch.setattr(PostgresClaims, "_run", late)
+    await bench.publish(*range(10))
+    worker = bench.worker(platform)
+    running = asyncio.create_task(worker.run())
+    await soon(claimed.wait())
+    worker.stop()
+    if insists == "stop":
+        worker.stop()
+        await soon(running)
+    else:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await soon(running)
+    assert await bench.statuses() == {"pending": 10}
+    assert await bench.value("select max(attempts) from core.outbox") == 0
 
 
 @pytest.mark.parametrize("transactional", [True, False])

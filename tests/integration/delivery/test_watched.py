@@ -123,3 +123,25 @@ def test_closing_it_ends_watching(play: Callable[[Act], None]) -> None:
         assert not asyncio.get_running_loop().remove_reader(socket)
 
     play(act)
+
+
+def test_another_loop_watches_it_anew(database: str) -> None:
+    async def wait(connection: WatchedConnection) -> None:
+        async with asyncio.timeout(20):
+            await connection.execute("select 1")
+
+    async def waited_for() -> WatchedConnection:
+        connection = await WatchedConnection.connect(database, autocommit=True)
+        await wait(connection)
+        return connection
+
+    async def wait_in_a_thread() -> None:
+        connection = await waited_for()
+        await asyncio.to_thread(asyncio.run, wait(connection))
+        await wait(connection)
+        await connection.close()
+
+    connection = uvloop.run(waited_for())
+    asyncio.run(wait(connection))  # the loop that has watched it is closed
+    asyncio.run(connection.close())
+    uvloop.run(wait_in_a_thread())

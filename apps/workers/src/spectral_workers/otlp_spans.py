@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from struct import Struct
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any_spans
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
+
+from spectral.core.events.infrastructure.observability.lean import ATTEMPT, MESSAGE_ID, OUTCOME, WELL
+from spectral_workers.lean_spans import KeptSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link, SpanContext
 
 _MAX_KNOWN: Final = 2_000
-_UNIQUE: Final = frozenset({"messaging.message.id"})
+_UNIQUE: Final = frozenset({MESSAGE_ID})
 """Attributes that are not worth remembering."""
 
 # Each with its tag before it: the number of the field in the .proto file, and how it is encoded.
@@ -53,25 +58,57 @@ class Encoded:
 
     SerializeToString = SerializePartialToString
 
+    def __getattr__(self, name: str) -> object:
+        """Whatever else an exporter may ask a message for; none does today."""
+        return getattr(ExportTraceServiceRequest.FromString(self._data), name)
 
-def encode_spans(spans: Sequence[ReadableSpan]) -> Encoded:
+
+def encode_spans(spans: Sequence[ReadableSpan | KeptSpan]) -> Encoded:
     """A request to take these spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
-    groups: dict[tuple[int, int], list[ReadableSpan]] = {}
+    groups: dict[tuple[int, int], list[ReadableSpan | KeptSpan]] = {}
     for span in spans:
         # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
-        groups.setdefault((id(span.resource), id(span.instrumentation_scope)), []).append(span)
+        if isinstance(span, KeptSpan):
+            key = (id(span.tracer.resource), id(span.tracer.scope))
+        else:
+            key = (id(span.resource), id(span.instrumentation_scope))
+        groups.setdefault(key, []).append(span)
     return Encoded(b"".join(_field(_RESOURCE_SPANS, _group(group)) for group in groups.values()))
 
 
-def _group(spans: Sequence[ReadableSpan]) -> bytes:
+def _group(spans: Sequence[ReadableSpan | KeptSpan]) -> bytes:
     """Spans that have their resource and their scope in common."""
-    (around,) = encode_any_spans(spans[:1]).resource_spans
+    first = spans[0].readable() if isinstance(spans[0], KeptSpan) else spans[0]
+    (around,) = encode_any_spans([first]).resource_spans
     (scope,) = around.scope_spans
     del scope.spans[:]
     inner = scope.SerializePartialToString()
     around.ClearField("scope_spans")
-    written = (_field(_SPAN, _span(span)) for span in spans)
+    written = (_field(_SPAN, _kept_span(span) if isinstance(span, KeptSpan) else _span(span)) for span in spans)
     return b"".join((around.SerializePartialToString(), _field(_SCOPE_SPANS, b"".join((inner, *written)))))
+
+
+def _kept_span(span: KeptSpan) -> bytes:
+    own, parent, link, shape = span.traceparent, span.parent, span.link, span.shape
+    shaped = shape.written
+    if shaped is None:
+        attributes = (_attribute(key, value) or b"" for key, value in {**shape.attributes, OUTCOME: WELL}.items())
+        shaped = shape.written = b"".join((_text(_NAME, shape.name), *attributes))
+    parts = [
+        _IDS(0x0A, 16, bytes.fromhex(own[3:35]), 0x12, 8, bytes.fromhex(own[36:52])),
+        b"" if parent is None else b"\x22\x08" + bytes.fromhex(parent[36:52]),
+        shaped,
+        _TIMES(0x30, _CONSUMER, 0x39, span.began, 0x41, span.ended),
+        _MESSAGE_ID_BEFORE,
+        str(span.message_id).encode(),
+        _attribute(ATTEMPT, span.attempt) or b"",
+    ]
+    if link is not None:
+        ids = bytes.fromhex(link[3:35]), bytes.fromhex(link[36:52])
+        parts.append(_LINK(0x6A, 33, 0x0A, 16, ids[0], 0x12, 8, ids[1], 0x35, _ELSEWHERE))
+    parts.append(_NO_STATUS)
+    parts.append(_FLAGS_OF[_KNOWS_WHERE if parent is None else _ELSEWHERE])
+    return b"".join(parts)
 
 
 def _span(span: ReadableSpan) -> bytes:
@@ -170,3 +207,9 @@ def _field(tag: bytes, data: bytes) -> bytes:
         length >>= 7
     digits.append(length)
     return b"%b%b%b" % (tag, bytes(digits), data)
+
+
+_CONSUMER: Final = SpanKind.CONSUMER.value + 1
+_ANY_ID: Final = str(UUID(int=0))
+_MESSAGE_ID_BEFORE: Final = _attribute_of(MESSAGE_ID, _text(_TEXT, _ANY_ID)).removesuffix(_ANY_ID.encode())
+"""The attribute without its value, which is as long for each event."""

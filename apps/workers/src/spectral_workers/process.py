@@ -196,6 +196,7 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
 
 def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
     """How the worker is now, what its tools missed, and what the emitter has measured."""
+    watch.catch_up()
     return [*health_samples(listener.health()), *trouble_samples(troubles(watch)), *emitter.samples()]
 
 
@@ -209,7 +210,8 @@ def troubles(watch: Watch) -> dict[str, tuple[int, int]]:
 
 def scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:
     """What was counted and what is read, for Prometheus."""
-    return prometheus.exposition([*recorder.samples(), *read()], recorder.distributions())
+    samples = read()  # first: what has not been counted yet is counted then
+    return prometheus.exposition([*recorder.samples(), *samples], recorder.distributions())
 
 
 def _flush(watch: Watch) -> None:

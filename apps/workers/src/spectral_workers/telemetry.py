@@ -130,10 +130,16 @@ def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[],
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  an extra
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  an extra
 
-    made = [_span_exporter(name) for name in exporters]
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-    for exporter in made:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+    names = tuple(exporters)
+    processors = [BatchSpanProcessor(exporter) for exporter in [_span_exporter(name) for name in names]]
+    if set(names) == {"otlp"}:
+        from spectral_workers.lean_spans import LeanProvider  # noqa: PLC0415  an extra
+
+        provider: TracerProvider = LeanProvider(resource, processors)  # of which only our encoder can write the spans
+    else:
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
+        for processor in processors:
+            provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     return provider.shutdown
 

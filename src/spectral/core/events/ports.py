@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from spectral.core.events.consumer import Subscription
+    from spectral.core.events.consumer import Handler, Subscription
     from spectral.core.events.lease import Delivery, Lease
     from spectral.core.events.outcome import Outcome
     from spectral.core.events.probe import FannedOut, Reaped, Unhandled
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class ClaimAsk(NamedTuple):
     """Rows of one context that there is room for; no types means every type.
 
+    handler_types: of which type each handler's key is to be looked for, parallel to the names; none means every type.
     start: only what fell due from then on; none: from the beginning. window: look at so many rows at most, of whatever
     type; none: at all that are due.
     """
@@ -35,6 +36,7 @@ class ClaimAsk(NamedTuple):
     limit: int
     start: datetime | None = None
     window: int | None = None
+    handler_types: tuple[str, ...] = ()
 
 
 class ClaimAnswer(NamedTuple):
@@ -80,6 +82,10 @@ class Bell(Protocol):
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """Take the lease back, for publishers to come; and wake the others, if so."""
+        ...
+
+    async def is_crowded(self) -> bool:
+        """Whether publishers wait for each other, because they notify."""
         ...
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
@@ -194,6 +200,30 @@ class Lane(Protocol):
     @property
     def transaction(self) -> Transaction:
         """What the handler that was begun last is given."""
+        ...
+
+    @property
+    def was_plain(self) -> bool:
+        """Whether that handler has left nothing in the session that another one might find."""
+        ...
+
+    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+        """Open a group without savepoints for these rows and their handlers; false: `abandon` it, nothing was done.
+
+        Then run each, `accept` it, and `commit_together` those that ran. If one fails, none of them is to be kept.
+        """
+        ...
+
+    async def undo_together(self) -> None:
+        """Take all of them back; raises `GroupVoidError` if there is nothing to take back."""
+        ...
+
+    async def commit_together(self, count: int) -> None:
+        """Settle the first so many of `begin_together`, those that have run, and commit.
+
+        Raises:
+            CommitRefusedError: see `commit`; or a row or a key of it has become somebody else's.
+        """
         ...
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:

@@ -435,7 +435,8 @@ class TimedActivity:
         """Tell of it."""
         act, seconds = self._act, time.perf_counter() - self._began
         if isinstance(act, Handle):
-            self._tell(HandlerRan(act, seconds, failure, self.traceparent))
+            # As `HandlerRan(...)`, without the call in between.
+            self._tell(tuple.__new__(HandlerRan, (act, seconds, failure, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
         else:
             self._tell(Published(act, seconds, failure, self.traceparent))
 

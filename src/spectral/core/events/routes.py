@@ -72,6 +72,8 @@ class Limit:
 class Line:
     """Rows that are claimed together; no types means every type.
 
+    handler_names, handler_types: whose keys are to be looked for, and of which type; a handler of several types is
+        there once for each. No types: of every type.
     room: how many of them a worker holds at most, where their handlers say how many may run at once. Without it they
     share the room of their kind.
     """
@@ -81,6 +83,7 @@ class Line:
     handler_names: tuple[str, ...]
     transactional: bool
     room: int | None = None
+    handler_types: tuple[str, ...] = ()
 
 
 class Routes:
@@ -171,7 +174,9 @@ def _lines(consumer: Consumer) -> list[Line]:
         lines.setdefault((any(handler.transactional for handler in handlers), limited), []).append(event_type)
     made: list[Line] = []
     for (transactional, limited), types in sorted(lines.items(), key=lambda each: not each[0][0]):
-        names = dict.fromkeys(handler.name for each in types for handler in consumer.handlers_of(each))
+        names, of_types = zip(
+            *((each.name, kind) for kind in types for each in consumer.handlers_of(kind)), strict=True
+        )
         room = min((handler.concurrency or 1 for handler in limited), default=None)
-        made.append(Line(consumer.context, tuple(types), tuple(names), transactional, room))
+        made.append(Line(consumer.context, tuple(types), names, transactional, room, of_types))
     return made

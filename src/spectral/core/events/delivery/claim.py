@@ -2,7 +2,8 @@
 
 Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none; while
 it is busy it polls instead. A claim that comes back full is followed by another at once, which starts where that one
-ended. A row that has cost more than one worker its life is run while the process holds nothing else.
+ended; one that does not, while rows keep coming, by a pause of milliseconds, in which some gather. A row that has cost
+more than one worker its life is run while the process holds nothing else.
 """
 
 from __future__ import annotations
@@ -40,15 +41,22 @@ _LOSSES_BEFORE_QUARANTINE: Final = 2
 _QUARANTINE: Final = 30.0
 """Seconds: what kills its process does so soon, and nobody should wait for a task of hours to show that it does not."""
 
+_GATHER: Final = 5
+"""Where rows come one by one, a claim is followed by a pause of so many times what it took: whoever claims and settles
+each by itself takes the processors from those who publish, and from its own handlers."""
+
+_LEAST_GATHERED: Final = 0.002  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Where claimed rows go, and what the claim loop has to know of the ear beside it."""
+    """Where claimed rows go, and what the claim loop has to know of the ear beside it, and of a broker."""
 
     to_lanes: Callable[[Iterable[Delivery]], None]
     to_plain: Callable[[Iterable[Delivery]], None]
     is_alive: Callable[[], bool]
     is_deaf: Callable[[], bool]
+    is_receiving: Callable[[], bool]
 
 
 class ClaimLoop:
@@ -71,6 +79,7 @@ class ClaimLoop:
         self._is_idle = False  # it has slept, and has not looked since
         self._is_prompt = False  # it was woken, and what woke it comes first
         self._has_claimed = False  # since it woke, and not everything was taken
+        self._gather_for = 0.0  # seconds, if rows come in all the time and all that were there are taken
         self._full: tuple[Line, ...] = ()
         self._waiting: tuple[Line, ...] = ()  # lines there was room for, whether they were asked or not
         self._room = Room(desk)
@@ -126,7 +135,8 @@ class ClaimLoop:
                     break
                 self._has_slept = not self._more
                 if not self._more:
-                    await _wait(self._wake, pause)
+                    # Who gathers will claim in a moment, whatever it may be woken for.
+                    await _wait(self._stopped if self._gather_for else self._wake, pause)
             await self._wakefulness.leave()
         finally:
             await self._claims.close()
@@ -142,9 +152,12 @@ class ClaimLoop:
         """One claim; answers whether another should follow at once.
 
         The first one after waking only claims, so that nothing delays what woke it. Nobody goes to sleep but after one
-        of every line that has also looked ahead.
+        of every line that has also looked ahead; to gather is no sleep.
         """
+        self._gather_for = 0.0
         clock = asyncio.get_running_loop().time
+        if self._wakefulness.must_look:
+            self._looks.abandon()  # one that is under way may be past what was done in silence
         if (self._until == "drained" and not self._desk.held()) or self._wakefulness.must_look:
             self._looks.hasten()  # somebody waits for the end, or nobody would be told what was done in silence
             self._is_prompt = False
@@ -178,7 +191,19 @@ class ClaimLoop:
             self._looks.spend(self._waiting, seconds, clock())
         if fanned_out:
             self._looks.hasten()  # what was split may lie behind the positions
-        return fanned_out or was_calming or not ahead or self._looks.is_on or not self._looks.is_quiet(self._waiting)
+        is_not_through = fanned_out or was_calming or self._looks.is_on
+        if not is_not_through and self._may_gather():
+            self._gather_for = max(_LEAST_GATHERED, _GATHER * seconds)
+            return False
+        return is_not_through or not ahead or not self._looks.is_quiet(self._waiting)
+
+    def _may_gather(self) -> bool:
+        """Not where there may be more already, nor where somebody waits for room or for the end.
+
+        Nor while a broker says what there is: it comes in heaps, and no more of it before the last ones are claimed.
+        """
+        may_be_more = self._full or self._room.refused or self._ways.is_receiving()
+        return self._until == "stopped" and not may_be_more and self._wakefulness.is_in_a_stream
 
     def _tell(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer], seconds: float) -> None:
         for (line, _), answer in zip(asks, answers, strict=True):
@@ -221,7 +246,7 @@ class ClaimLoop:
             position.begin_anew()
         from_the_beginning = anew or self._looks.includes(line)
         start, window = position.next(from_the_beginning=from_the_beginning, narrowed=types != line.event_types)
-        ask = ClaimAsk(line.context, types, line.handler_names, limit, start, window)
+        ask = ClaimAsk(line.context, types, line.handler_names, limit, start, window, line.handler_types)
         self._looks.ask(line, position, ask)
         return line, ask
 
@@ -289,6 +314,8 @@ class ClaimLoop:
 
     def _pause(self) -> float:
         """How long to sleep, unless woken."""
+        if self._gather_for:
+            return self._gather_for
         times = self._desk.settings.times
         now = asyncio.get_running_loop().time()
         poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.delivery.tray import Tray
+from spectral.core.events.delivery.trust import Trust
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
 from spectral.core.events.probe import Finished, Handle, LeaseWasLost
@@ -80,6 +81,7 @@ class Desk:
         self.probe = probe
         self.random = random
         self.to_settle = Tray()
+        self.trust = Trust()
         self.on_change: Callable[[], None] = _ignore
         self.on_due_again: Callable[[timedelta], None] = _ignore
         self.quiet = asyncio.Event()
@@ -215,12 +217,11 @@ class Desk:
         for delivery in deliveries:
             self.conclude(delivery, Released())
 
-    def settled(self, conclusion: Conclusion, *, stood: bool) -> None:
-        """It is written, or its lease had been lost: either way the row is no longer this worker's."""
-        self.settled_together([conclusion], {conclusion.delivery.lease.row_id} if stood else set())
-
     def settled_together(self, conclusions: Sequence[Conclusion], stood: AbstractSet[UUID]) -> None:
-        """The same for many that were written together; `stood` has the rows whose lease had not been lost."""
+        """They are written, or their leases had been lost: either way the rows are no longer this worker's.
+
+        stood: the rows whose lease had not been lost.
+        """
         entries = self._forget([each.delivery for each in conclusions])
         now = time.monotonic()
         all_stood = len(stood) == len(conclusions)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PATIENCE_AT_THE_END: Final = timedelta(seconds=1)
 """Who stops the worker does not wait for handlers that do not want to."""
 
-_HANDLED: Final = Handled()
+HANDLED: Final = Handled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def conclude(
     One handler that may still be retried keeps the row alive; those that took effect are not run again.
     """
     if not failures:
-        return _HANDLED
+        return HANDLED
     error = describe_many(((handler.name, failure) for handler, failure in failures), delivery.payload)
     delays = [
         handler.retry.delay(delivery.attempts, random())

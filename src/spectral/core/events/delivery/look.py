@@ -59,6 +59,10 @@ class Looks:
         """Let the next one begin at once."""
         self._ended_at, self._cost = -EVERY, 0.0
 
+    def abandon(self) -> None:
+        """Let the next one look at every line, those too that the one under way has come to the end of."""
+        self._under_way = False
+
     @property
     def is_on(self) -> bool:
         """Whether a look is under way, or a walk."""

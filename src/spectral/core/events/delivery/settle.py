@@ -1,7 +1,8 @@
 """Settle: write what became of deliveries that no lane settled: plain ones, lost transactions, releases.
 
-Many in one short fenced transaction. A loss of the database is waited out while the leases are renewed; a row that the
-server refuses is tried again a few times and then left to the reaper. The worker survives either.
+Many in one short fenced transaction; while one is being written and a whole heap waits, a second writer takes that. A
+loss of the database is waited out while the leases are renewed; a row that the server refuses is tried again a few
+times and then left to the reaper. The worker survives either.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from spectral.core.events.ports import SettleRefusedError
 from spectral.core.events.probe import SettleGivenUp, SettlementWritten, SubstrateLost
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Conclusion, Settlements
 
-_BATCH: Final = 200
 _TRIES: Final = 8
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
 
 
 class SettleLoop:
-    """Writes conclusions as they come."""
+    """A writer. The second one of a worker has its connection only once there was a heap for it."""
 
     def __init__(self, settlements: Settlements, desk: Desk) -> None:
         self._settlements = settlements
@@ -38,10 +40,17 @@ class SettleLoop:
         self._refused: dict[Lease, int] = {}
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write what there is, as it comes, until cancelled."""
+        await self._write_all(self._desk.to_settle.take)
+
+    async def run_beside(self) -> None:
+        """Write what is too much for one, until cancelled."""
+        await self._write_all(self._desk.to_settle.take_heap)
+
+    async def _write_all(self, take: Callable[[], Awaitable[list[Conclusion]]]) -> None:
         try:
             while True:
-                await self._write(await self._desk.to_settle.take(_BATCH))
+                await self._write(await take())
         finally:
             await self._settlements.close()
 

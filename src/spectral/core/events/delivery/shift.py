@@ -10,8 +10,9 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.delivery.aside import Aside
 from spectral.core.events.delivery.backlog import Backlog
 from spectral.core.events.delivery.claim import ClaimLoop, Until, Ways
@@ -23,7 +24,7 @@ from spectral.core.events.delivery.settle import SettleLoop
 from spectral.core.events.failpoints import reached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Coroutine
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
@@ -32,19 +33,22 @@ if TYPE_CHECKING:
 _LAST_WRITE: Final = 2.5
 """The time for giving rows back when there is no other left."""
 
+_LAST_CLAIM: Final = 0.5
+"""The time for the claim that is under way, however much somebody insists: what it took would be charged for it."""
+
 _LOOK: Final = 0.02
 _MARGIN: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The adapters of one worker; a lane is made for each connection that handlers run on.
+    """The adapters of one worker; a lane is made for each connection that handlers run on, settlements for each writer.
 
     reception: for a worker that may take from a broker; then the claims are its own.
     """
 
     claims: Claims
-    settlements: Settlements
+    settlements: Callable[[], Settlements]
     ear: Ear
     keeper: Keeper
     lane: Callable[[], Lane]
@@ -71,7 +75,13 @@ class Shift:
         self._limits = desk.routes.limits()
         self._backlog = Backlog(desk.settings.lanes)
         self._plain = PlainRunner(desk, self._limits)
-        ways = Ways(self._backlog.put, self._plain.start, is_alive=self._is_alive, is_deaf=self._is_deaf)
+        ways = Ways(
+            self._backlog.put,
+            self._plain.start,
+            is_alive=self._is_alive,
+            is_deaf=self._is_deaf,
+            is_receiving=self._is_receiving,
+        )
         self._claim = ClaimLoop(connections.claims, desk, ways, started)
         self._hear = HearLoop(connections.ear, desk.settings, desk.probe, self._wake)
         self._keep = KeepLoop(connections.keeper, desk, self._wake, self._lose)
@@ -115,8 +125,11 @@ class Shift:
         has_lanes = any(line.transactional for line in self._desk.routes.lines)
         async with asyncio.TaskGroup() as group:
             aside = group.create_task(self._aside.run(), name="spectral-aside")
-            settle_loop = SettleLoop(self._connections.settlements, self._desk)
-            settle = group.create_task(settle_loop.run(), name="spectral-settle")
+            first, second = (SettleLoop(self._connections.settlements(), self._desk) for _ in range(2))
+            settle = [
+                group.create_task(first.run(), name="spectral-settle"),
+                group.create_task(second.run_beside(), name="spectral-settle-beside"),
+            ]
             lanes = [
                 group.create_task(self._run_lane(), name=f"spectral-lane-{number}")
                 for number in range(self._desk.settings.lanes if has_lanes else 0)
@@ -124,10 +137,11 @@ class Shift:
             plain = group.create_task(self._plain.run(), name="spectral-plain")
             claim = group.create_task(self._claim.run(until), name="spectral-claim")
             receive = self._start_receiving(group, until)
-            cancelled = await self._wait_for_the_end(claim, [aside, settle, plain, *lanes, *receive])
+            parts = [aside, *settle, plain, *lanes, *receive]
+            cancelled = await self._wait_for_the_end(claim, parts)
             on_draining()
-            await self._finish(claim, lanes, receive)
-            for part in (plain, settle, aside):
+            cancelled = await self._in_order(self._finish(claim, lanes, receive), [claim, *parts]) or cancelled
+            for part in (plain, *settle, aside):
                 part.cancel()
             if cancelled is not None:
                 raise cancelled
@@ -147,6 +161,7 @@ class Shift:
         self._desk.stopping = True
         self._claim.stop()
         await self._wait_while(lambda: not claim.done(), min(deadline, clock() + answer))
+        await asyncio.wait({claim}, timeout=_LAST_CLAIM)
         claim.cancel()
         for part in receive:
             part.cancel()  # others may have at once what was received and not claimed
@@ -165,6 +180,24 @@ class Shift:
         with suppress(TimeoutError):
             async with asyncio.timeout(max(_LAST_WRITE, left)):
                 await self._desk.quiet.wait()
+
+    async def _in_order(
+        self, finish: Coroutine[Any, Any, None], parts: list[asyncio.Task[None]]
+    ) -> asyncio.CancelledError | None:
+        """Who cancels a worker that stops insists: it ends sooner, but in good order. As `_wait_for_the_end`."""
+        finishing = asyncio.ensure_future(finish)
+        try:
+            await asyncio.shield(finishing)
+        except asyncio.CancelledError as cancelled:
+            try:
+                if _has_died(parts):
+                    raise
+                self._calls.force.set()
+                await finishing
+            finally:
+                finishing.cancel()
+            return cancelled
+        return None
 
     async def _wait_while(self, condition: Callable[[], bool], deadline: float) -> None:
         """Until it is no longer so, the time is over, or somebody insists."""
@@ -185,8 +218,8 @@ class Shift:
         try:
             await asyncio.wait({stop, quiet}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as cancelled:
-            if any(task.done() for task in (claim, *others)):
-                raise  # a part of the worker has died
+            if _has_died([claim, *others]):
+                raise
             self._calls.force.set()
             return cancelled
         finally:
@@ -231,3 +264,12 @@ class Shift:
 
     def _is_deaf(self) -> bool:
         return not self._hear.is_open
+
+    def _is_receiving(self) -> bool:
+        reception = self._connections.reception
+        return reception is not None and reception.takes_from != NO_BROKER
+
+
+def _has_died(parts: list[asyncio.Task[None]]) -> bool:
+    """Whether a part of the worker has: then it is the others that are cancelled for it."""
+    return any(part.done() and not part.cancelled() and part.exception() is not None for part in parts)

@@ -5,7 +5,8 @@ then it need not be told that there is more, and tells the others. → drowsy: f
 publishers who trusted it may not have committed, so it polls on. → asleep: they all have, the others are woken, and it
 looks once more from the beginning before it waits for its ear.
 
-A worker to which an event comes now and then never leaves its sleep, and says and asks nothing here.
+A worker to which an event comes now and then never leaves its sleep, and says and asks nothing here. Where publishers
+wait for each other because they notify, fewer rows are enough to wake it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
     from spectral.core.events.ports import Bell
     from spectral.core.events.routes import Line
 
-_BUSY: Final = 500.0  # rows a second, from which on publishers hinder each other by notifying more than a poll costs
-_IDLE: Final = 250.0
+_BUSY: Final = 200.0  # rows a second, from which on to be notified of each costs more than to poll
+_IDLE: Final = 100.0
+_CROWDED: Final = 60.0
+"""So many are enough if publishers are seen waiting for each other: where a commit takes 10 ms, those who notify never
+come to more than 100, however many they are."""
+
+_EMPTY: Final = 40.0
 _MEASURED_OVER: Final = 0.25  # seconds
 _SUCCESSION: Final = 3
 """So many claims have to find something: one heap of events is no stream of them."""
@@ -59,12 +65,13 @@ class Wakefulness:
         self._contexts = tuple(dict.fromkeys(context for context, _ in self._served))
         self._state = _State.ASLEEP
         self._rate = 0.0  # rows a second, of late
+        self._idle = _IDLE  # rows a second, below which it falls asleep
         self._found_at = -math.inf
         self._succession = 0
         self._renewed_at = -math.inf
         self._rang_at = -math.inf
         self._overflows = self._has_room = False
-        self._held_at = -math.inf
+        self._held_at = self._asked_at = -math.inf
         self._holds_on = False
         self._look = _FIRST_LOOK
         self.must_look = False
@@ -73,6 +80,12 @@ class Wakefulness:
     def is_awake(self) -> bool:
         """Whether publishers may trust that it polls."""
         return self._state is _State.AWAKE
+
+    @property
+    def is_in_a_stream(self) -> bool:
+        """Whether it is awake and rows keep coming, so that more will be there in a moment."""
+        now = self._clock()
+        return self.is_awake and now - self._found_at <= _WITHOUT_ROWS and self._rate_at(now) >= self._idle
 
     def along(self) -> Along:
         """What the next claim has to say."""
@@ -99,8 +112,7 @@ class Wakefulness:
         self._succession = self._succession + 1 if now - self._found_at <= _WITHOUT_ROWS else 1
         self._found_at = now
         if self._state is not _State.AWAKE and self._rate >= _BUSY and self._succession >= _SUCCESSION:
-            self._state = _State.AWAKE
-            self._renewed_at = -math.inf
+            self._awake(_IDLE)
 
     async def rest(self, pause: float) -> float:
         """For how long to wait at most, before the next look, when a claim has found nothing.
@@ -110,20 +122,35 @@ class Wakefulness:
         """
         if self._state is _State.ASLEEP:
             if self.must_look:
-                return 0.0
+                return 0.0 if self._has_room else pause  # who has none cannot look, and is woken when there is some
+            if await self._is_crowded():
+                self._awake(_EMPTY)
+                return 0.0  # it is said along with the next claim
             self._state = _State.AWAKE  # before it is said: whether it was is not known if the answer is lost
             if not await self._holds():
                 self._state = _State.ASLEEP
                 return pause
         if self._state is _State.AWAKE:
-            now = self._clock()
-            if now - self._found_at <= _WITHOUT_ROWS and self._rate_at(now) >= _IDLE:
+            if self.is_in_a_stream:
                 return min(pause, _POLL)
             if await self._holds():
                 return min(pause, _POLL if self._has_room else _SAID_EVERY)
             await self._bell.withdraw(self._contexts)
             self._state, self._look = _State.DROWSY, _FIRST_LOOK
         return 0.0 if await self._fall_asleep() else min(pause, self._next_look())
+
+    def _awake(self, idle: float) -> None:
+        self._state, self._idle = _State.AWAKE, idle
+        self._renewed_at = -math.inf
+
+    async def _is_crowded(self) -> bool:
+        """Whether publishers hinder each other at fewer rows than would wake it; asked some times a second."""
+        now = self._clock()
+        is_stream = self._succession >= _SUCCESSION and self._rate_at(now) >= _CROWDED
+        if not is_stream or now - self._asked_at < _SAID_EVERY:
+            return False
+        self._asked_at = now
+        return await self._bell.is_crowded()
 
     async def _holds(self) -> bool:
         """Whether it has a lease because it is full, and rows come in all the same; asked several times a second."""

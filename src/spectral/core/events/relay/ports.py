@@ -28,11 +28,12 @@ class RelayMode(NamedTuple):
 
 
 class ReferenceAsk(NamedTuple):
-    """Rows that references of one context name."""
+    """Rows that references of one context name; the handlers as in a `ClaimAsk`."""
 
     context: str
     references: Sequence[Reference]
     handler_names: tuple[str, ...]
+    handler_types: tuple[str, ...] = ()
 
 
 class ReferenceAnswer(NamedTuple):

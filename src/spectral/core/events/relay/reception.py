@@ -135,6 +135,10 @@ class BrokerReception:
         if self._leased or not self._receive.is_open:
             await self._claims.withdraw(contexts, rings=rings)
 
+    async def is_crowded(self) -> bool:
+        """See `Bell`. While it receives it could not let publishers be silent."""
+        return not self._receive.is_open and await self._claims.is_crowded()
+
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         """See `Bell`."""
         if not self._leased and self._receive.is_open:
@@ -198,7 +202,7 @@ class BrokerReception:
         if not any(taken):
             return await self._search(asks) if len(buffer) else answers
         wanted = [
-            ReferenceAsk(ask.context, [each.reference for each in received], ask.handler_names)
+            ReferenceAsk(ask.context, [each.reference for each in received], ask.handler_names, ask.handler_types)
             for ask, received in zip(asks, taken, strict=True)
             if received
         ]

@@ -3,8 +3,7 @@
 A busy worker writes it thousands of times a second; by way of structlog, a dict and an encoder it costs as much as
 handling the event. Only where the worker has configured its log itself: whoever configured structlog is asked for every
 line. It is the same line (a test compares them): ids, checked names and numbers need no escaping. It is made where it
-is told and not behind an outlet, for to hand the note over and to wake another thread takes longer; what writes the
-lines has an outlet of its own.
+is told, many at a time; what writes the lines has an outlet of its own.
 """
 
 from __future__ import annotations
@@ -50,9 +49,13 @@ class HandledLines:
         return kind is Finished
 
     def tell(self, note: Note) -> None:
-        """Write its line, if it is a plain one."""
+        """Write its line, if it is a plain one, of now."""
+        self.tell_at(note, time.time())
+
+    def tell_at(self, note: Note, at: float) -> None:
+        """The same, of then."""
         if isinstance(note, Finished) and is_plain(note):
-            self._write(self.of(note, time.time()))
+            self._write(self.of(note, at))
 
     def of(self, note: Finished, at: float) -> str:
         """The line of a plain one."""

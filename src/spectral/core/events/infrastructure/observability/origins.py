@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
-from contextvars import copy_context
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context, attach
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
 
+from spectral.core.events.infrastructure.observability.tools import Carried
+
 if TYPE_CHECKING:
-    import contextvars
+    from collections.abc import Callable
+
+    from opentelemetry.trace import Span
 
 NOTHING: Final = Context()
 """Where a span without a parent starts; the ambient context may have a span of whoever started the worker."""
 
-_MAX_KNOWN: Final = 1_000
+TRACEPARENT_LENGTH: Final = 55
+"""The outbox takes no trace context that is none; of one from elsewhere it is seen when somebody looks into it."""
+
+NOT_SAMPLED: Final = frozenset("02468ace")
+"""How the flags of a traceparent end if whoever published it does not want its trace recorded."""
+
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 # The API has a function for it, which copies what it is given; a worker would call it for each event.
 (_CURRENT_SPAN,) = trace.set_span_in_context(trace.INVALID_SPAN, NOTHING)
@@ -32,12 +41,13 @@ def remote_span(traceparent: str | None) -> SpanContext | None:
     return SpanContext(int(traceparent[3:35], 16), int(traceparent[36:52], 16), is_remote=True, trace_flags=flags)
 
 
-class _RemoteSpan(NonRecordingSpan):
+class RemoteSpan(NonRecordingSpan):
     """The span that published an event; what names it is read when somebody asks for it."""
+
+    _known: SpanContext | None = None
 
     def __init__(self, traceparent: str) -> None:
         self._traceparent = traceparent
-        self._known: SpanContext | None = None
 
     def get_span_context(self) -> SpanContext:
         """See `Span`."""
@@ -49,29 +59,31 @@ class _RemoteSpan(NonRecordingSpan):
         return f"NonRecordingSpan({self._traceparent})"
 
 
-class Origin(NamedTuple):
-    """The span that published an event, and a context in which it is the current one."""
-
-    span: NonRecordingSpan
-    context: Context
+def with_span(span: Span) -> Context:
+    """Where this is the current span, and there is nothing else."""
+    return Context({_CURRENT_SPAN: span})
 
 
-@lru_cache(maxsize=_MAX_KNOWN)
-def origin_of(traceparent: str | None) -> Origin | None:
-    """Kept for a while: events that were published together have it in common, and so have an event's handlers."""
-    if traceparent is None or _TRACEPARENT.fullmatch(traceparent) is None:
-        return None
-    span = _RemoteSpan(traceparent)
-    return Origin(span, Context({_CURRENT_SPAN: span}))
-
-
-def is_sampled(traceparent: str) -> bool:
-    """Whether whoever published it wants its trace recorded."""
-    return int(traceparent[53:], 16) & TraceFlags.SAMPLED != 0
-
-
-def copy_with(current: Context) -> contextvars.Context:
-    """A copy of where we are, but for the span and the baggage, which are those of whoever runs the worker."""
-    copy = copy_context()
-    copy.run(attach, current)
+def copy_within(span: Span) -> contextvars.Context:
+    """A copy of where we are, but for the span, which is this one, and the baggage of whoever runs the worker."""
+    copy = contextvars.copy_context()
+    copy.run(_set, Context({_CURRENT_SPAN: span}))
     return copy
+
+
+def _setter() -> Callable[[Context], object]:
+    """What `attach` comes to, without the two calls on its way there: it is done for each event."""
+    tried, marked = contextvars.Context(), Context()
+    tried.run(attach, marked)
+    return next((variable.set for variable in tried if tried[variable] is marked), partial(attach))
+
+
+_set: Final = _setter()
+
+
+def carried(traceparent: str) -> Carried:
+    """Nobody records: the span that published the event stays the current one."""
+    # As `copy_within` does, without the call: right after a wait, each takes a few microseconds.
+    copy = contextvars.copy_context()
+    copy.run(_set, Context({_CURRENT_SPAN: RemoteSpan(traceparent)}))
+    return tuple.__new__(Carried, (traceparent, copy))  # pyright: ignore[reportUnknownMemberType]

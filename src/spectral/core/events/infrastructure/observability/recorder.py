@@ -15,6 +15,8 @@ from weakref import WeakSet
 
 from spectral.core.events.infrastructure.observability.measures import measure
 from spectral.core.events.metrics import METRICS, BoundedLabels, Distribution, Kind, Metric, Sample
+from spectral.core.events.outcome import Handled
+from spectral.core.events.probe import Finished, HandlerRan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,16 +24,18 @@ if TYPE_CHECKING:
     from spectral.core.events.infrastructure.observability.measures import Measure
     from spectral.core.events.probe import Note
 
+_MOST_KNOWN: Final = 2_000
 _recorders: Final[WeakSet[Recorder]] = WeakSet()
 
 
 class Recorder:
-    """Implements `Tool`; quick enough to be told at once."""
+    """Implements `Counting`."""
 
     def __init__(self) -> None:
         self.unlock()
         _recorders.add(self)
         self._bounded = BoundedLabels()
+        self._known: dict[tuple[str, str, type[Note]], list[tuple[list[float], tuple[float, ...]]]] = {}
         # By metric and labels: of a counter its value, of a histogram the count of each bucket and then the sum.
         self._cells: dict[Metric, dict[tuple[str, ...], list[float]]] = {
             metric: {} for metric in METRICS if metric.kind is not Kind.GAUGE
@@ -43,9 +47,39 @@ class Recorder:
 
     def tell(self, note: Note) -> None:
         """Count it."""
-        measures = measure(note)
-        if measures:
-            self.add(measures)
+        if isinstance(note, HandlerRan) and note.failure is None:
+            self._grow((note.act.delivery.event_type, note.act.handler_name, HandlerRan), note, note.seconds)
+        elif isinstance(note, Finished) and type(note.outcome) is Handled:
+            self._grow((note.delivery.event_type, note.delivery.target, Finished), note, note.ack_seconds)
+        else:
+            measures = measure(note)
+            if measures:
+                self.add(measures)
+
+    def _grow(self, key: tuple[str, str, type[Note]], note: Note, seconds: float) -> None:
+        """Count what comes of each event that goes well: one more of some, and of one how long it took.
+
+        Where to count it is remembered, for all that have this in common.
+        """
+        with self._lock:
+            cells = self._known.get(key)
+            if cells is None:
+                cells = self._learn(key, note)
+            for cell, buckets in cells:
+                if buckets:
+                    cell[-1] += seconds
+                    cell[bisect_left(buckets, seconds)] += 1
+                else:
+                    cell[-1] += 1
+
+    def _learn(self, key: tuple[str, str, type[Note]], note: Note) -> list[tuple[list[float], tuple[float, ...]]]:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        cells = [
+            (self._cells[metric].get(labels) or self._cell(metric, labels), metric.buckets)
+            for metric, labels, _ in measure(note)
+        ]
+        return self._known.setdefault(key, cells)
 
     def add(self, measures: Iterable[Measure]) -> None:
         """Count what a note came to."""

@@ -19,7 +19,7 @@ from spectral.core.events.infrastructure.observability.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from spectral.core.events.infrastructure.observability.watch import Counting, Tool
+    from spectral.core.events.infrastructure.observability.tools import Counting, Tool
     from spectral.core.events.settings import Identity
 
 

@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach
-from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind, StatusCode
+from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind
 
+from spectral.core.events.infrastructure.observability.lean import Shape, end_span
 from spectral.core.events.infrastructure.observability.origins import (
+    NOT_SAMPLED,
     NOTHING,
-    copy_with,
-    is_sampled,
-    origin_of,
+    TRACEPARENT_LENGTH,
+    carried,
+    copy_within,
     remote_span,
+    with_span,
 )
 from spectral.core.events.infrastructure.observability.outlet import flush_first
-from spectral.core.events.infrastructure.observability.watch import Carried
+from spectral.core.events.infrastructure.observability.tools import Lean
 from spectral.core.events.probe import Handle
 
 if TYPE_CHECKING:
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-    from spectral.core.events.infrastructure.observability.origins import Origin
-    from spectral.core.events.infrastructure.observability.watch import Traced
+    from spectral.core.events.infrastructure.observability.lean import StartsLean
+    from spectral.core.events.infrastructure.observability.tools import Carried, Traced
     from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Act, Failure, Publish
     from spectral.core.events.settings import Identity
@@ -71,22 +74,24 @@ class TracerSource:
     The worker's name is an attribute of the scope: there it is sent once with many spans, not with each of them.
     """
 
-    __slots__ = ("_attributes", "_look_at", "_provider", "_tracer", "follows_its_parent")
+    __slots__ = ("_attributes", "_look_at", "_provider", "follows_its_parent", "known", "start_lean")
 
     def __init__(self, worker: str | None, provider: TracerProvider | None) -> None:
         self._attributes = None if worker is None else {"messaging.client.id": worker}
         self._provider = provider
-        self._tracer: Tracer | None = None
+        self.known: Tracer | None = None
         self._look_at = 0.0
         self.follows_its_parent = False
         """Whether it is known that no span is recorded whose parent, in another process, is not."""
+        self.start_lean: StartsLean | None = None
+        """Begins spans of handlers with less effort, if the tracer is one that can."""
 
     def tracer(self, *, look: bool = False) -> Tracer | None:
         """None until there is a provider; from then on always the same, for a provider is set once.
 
         look: ask for it now, so that nothing is missed.
         """
-        if self._tracer is None:
+        if self.known is None:
             # Else now and then: the API reads the environment each time, which a busy worker would notice.
             if not look and time.monotonic() < self._look_at:
                 return None
@@ -94,10 +99,11 @@ class TracerSource:
             provider = self._provider or trace.get_tracer_provider()
             if isinstance(provider, ProxyTracerProvider):
                 return None
-            self._tracer = provider.get_tracer(SCOPE, _version(), SCHEMA_URL, self._attributes)
-            self.follows_its_parent = _follows_its_parent(self._tracer)
+            self.known = provider.get_tracer(SCOPE, _version(), SCHEMA_URL, self._attributes)
+            self.follows_its_parent = _follows_its_parent(self.known)
+            self.start_lean = getattr(self.known, "start_lean", None)
             flush_first()
-        return self._tracer
+        return self.known
 
 
 def _follows_its_parent(tracer: Tracer) -> bool:
@@ -119,14 +125,24 @@ class OpenTelemetryTracer:
     def __init__(self, _identity: Identity, worker: str | None = None, provider: TracerProvider | None = None) -> None:
         # The service and its environment are the resource's to say, the generation is the event's.
         self._source = TracerSource(worker, provider)
-        self._known: dict[tuple[str, str, str, int], tuple[str, dict[str, AttributeValue]]] = {}
+        self._known: dict[tuple[str, str, str, int], Shape] = {}
 
-    def start(self, act: Act) -> Traced | Carried | None:
+    def start(self, act: Act) -> Traced | Carried | Lean | None:
         """See `Tracer`."""
-        if isinstance(act, Handle):
-            return self._handle(self._source.tracer(), act)
-        tracer = self._source.tracer(look=True)
-        return None if tracer is None or not act.envelopes else self._publish(tracer, act)
+        if not isinstance(act, Handle):
+            tracer = self._source.tracer(look=True)
+            return None if tracer is None or not act.envelopes else self._publish(tracer, act)
+        # Without a call that can be spared: right after a wait, each of them takes a few microseconds.
+        source, delivery = self._source, act.delivery
+        tracer = source.known or source.tracer()
+        traceparent = delivery.trace_context
+        if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
+            return None if tracer is None else self._handle(tracer, act, None)
+        if tracer is not None and not (
+            source.follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first
+        ):
+            return self._handle(tracer, act, traceparent)
+        return carried(traceparent)
 
     def _publish(self, tracer: Tracer, act: Publish) -> Traced | None:
         """A span that is the current one until it is left, so that the driver's own spans belong to it."""
@@ -154,59 +170,31 @@ class OpenTelemetryTracer:
             return None
         return _Span(span, None, attach(trace.set_span_in_context(span)))
 
-    def _handle(self, tracer: Tracer | None, act: Handle) -> Traced | Carried | None:
+    def _handle(self, tracer: Tracer, act: Handle, traceparent: str | None) -> Traced | Carried | Lean | None:
         delivery = act.delivery
-        origin = origin_of(delivery.trace_context)
-        if tracer is None or (origin is not None and self._is_dropped(delivery)):
-            return _carried(origin, delivery)
-        name, known = self._known_of(delivery, act.handler_name)
-        attributes = {
-            **known,
-            "messaging.message.id": str(delivery.event_id),
-            "spectral.attempt": delivery.attempts,
-        }
-        parent = origin.context if origin is not None and delivery.is_first else NOTHING
-        links = None if origin is None else (Link(origin.span.get_span_context()),)
-        span = tracer.start_span(name, parent, SpanKind.CONSUMER, attributes, links)
+        shape = self._known.get((delivery.event_type, delivery.target, act.handler_name, delivery.generation))
+        if shape is None:
+            shape = self._shape_of(delivery, act.handler_name)
+        is_child = traceparent is not None and delivery.is_first
+        if self._source.start_lean is not None:
+            lean = self._source.start_lean(shape, traceparent, delivery, is_child=is_child)
+            if lean is not None:
+                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean))  # pyright: ignore[reportUnknownMemberType]
+        own = remote_span(traceparent)
+        parent = NOTHING if own is None or not is_child else with_span(trace.NonRecordingSpan(own))
+        links = None if own is None else (Link(own),)
+        attributes = shape.attributes_of(delivery.event_id, delivery.attempts)
+        span = tracer.start_span(shape.name, parent, SpanKind.CONSUMER, attributes, links)
         if not span.get_span_context().is_valid:  # a provider that is switched off
-            return _carried(origin, delivery)
-        return _Span(span, copy_with(trace.set_span_in_context(span, NOTHING)))
+            return None if traceparent is None else carried(traceparent)
+        return _Span(span, copy_within(span))
 
-    def _is_dropped(self, delivery: Delivery) -> bool:
-        """Whether nobody would record the span: then what the event came with is all there is to hand on."""
-        traceparent = delivery.trace_context
-        return (
-            self._source.follows_its_parent
-            and traceparent is not None
-            and delivery.is_first
-            and not is_sampled(traceparent)
-        )
-
-    def _known_of(self, delivery: Delivery, handler_name: str) -> tuple[str, dict[str, AttributeValue]]:
-        """The span's name, and those of its attributes that do not change from event to event."""
+    def _shape_of(self, delivery: Delivery, handler_name: str) -> Shape:
+        """One that is not known yet."""
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
         key = (delivery.event_type, delivery.target, handler_name, delivery.generation)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            known = self._known[key] = (
-                f"process {delivery.event_type}",
-                {
-                    "messaging.system": "spectral",
-                    "messaging.operation.name": "process",
-                    "messaging.operation.type": "process",
-                    "messaging.destination.name": delivery.event_type,
-                    "messaging.consumer.group.name": delivery.target,
-                    "spectral.handler": handler_name,
-                    "spectral.generation": delivery.generation,
-                },
-            )
-        return known
-
-
-def _carried(origin: Origin | None, delivery: Delivery) -> Carried | None:
-    """Nobody records: the span that published the event stays the current one."""
-    return None if origin is None else Carried(delivery.trace_context, copy_with(origin.context))
+        return self._known.setdefault(key, Shape.of(delivery, handler_name))
 
 
 class _Span:
@@ -234,10 +222,4 @@ class _Span:
 
     def end(self, failure: Failure | None) -> None:
         """See `Traced`."""
-        span = self._span
-        if failure is None:
-            span.set_attribute("spectral.outcome", "ok")
-        else:
-            span.set_attributes({"spectral.outcome": "failed", "error.type": failure.kind})
-            span.set_status(StatusCode.ERROR, failure.text)
-        span.end(self._ended)
+        end_span(self._span, failure, self._ended)

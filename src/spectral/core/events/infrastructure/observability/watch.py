@@ -1,30 +1,41 @@
 """The watch: one probe for the flow, several tools behind it that know nothing of each other and cannot reach it.
 
-Tools that only work in memory are told at once. Tools that write, send or might hang are told by an outlet's thread.
-Whatever raises is counted under its name and ignored; but what orders the process to end, as the handler of a signal
-may at any moment, is left to do so.
+Tools that only work in memory are told where it happens, or soon after. Tools that write, send or might hang are told
+by an outlet's thread. Whatever raises is counted under its name and ignored; but what orders the process to end, as the
+handler of a signal may at any moment, is left to do so.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from asyncio import CancelledError
-from collections import Counter
+from collections import Counter, deque
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
+from weakref import WeakSet
 
-from spectral.core.events import probe
 from spectral.core.events.infrastructure.observability.outlet import Outlet, is_in_outlet
-from spectral.core.events.probe import EventRef, Finished, HandlerRan, Publish, Published, TimedActivity
+from spectral.core.events.infrastructure.observability.slim import MUCH, slim
+from spectral.core.events.infrastructure.observability.tools import Carried, Lean
+from spectral.core.events.outcome import Handled
+from spectral.core.events.probe import (
+    Claimed,
+    Finished,
+    Handle,
+    HandlerRan,
+    Publish,
+    Published,
+    SettlementWritten,
+    TimedActivity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextvars import Context
 
-    from spectral.core.events.envelope import EventEnvelope
-    from spectral.core.events.lease import Delivery
+    from spectral.core.events.infrastructure.observability.tools import Closing, Counting, Tool, Traced, Tracer
     from spectral.core.events.probe import Act, Activity, Failure, Note
 
 
@@ -37,83 +48,11 @@ _REST: Final = 30.0
 """Seconds. Spans are begun in the flow, by whatever the program has hung into its provider: if that took so long so
 often, no span is begun for a while. The first one after it is on trial."""
 
-_MUCH: Final = 2_048
-"""Characters of a payload that are not worth a copy to be rid of."""
+_FEW: Final = 2  # one, but another thread may have added one by the time they are counted
+_MANY: Final = 128
+"""So many notes of events that go well wait at most to be told: of each there are two."""
 
 _RAISED: Final = (Exception, CancelledError)
-_OF_A_DELIVERY: Final = (probe.LeaseWasLost, probe.SettleGivenUp, probe.HandlerRanAway, probe.Quarantined)
-
-
-class Counting(Protocol):
-    """Takes notes in memory: counts them, or makes a line of one.
-
-    It may have a `cares_for(kind) -> bool` too, as a `Tool` has.
-    """
-
-    def tell(self, note: Note) -> None:
-        """Take note, at once."""
-        ...
-
-
-class Tool(Protocol):
-    """Takes notes in its own time.
-
-    It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
-    each note of a kind it cares for, so it must be quick; what it does not want is not queued.
-    """
-
-    def cares_for(self, kind: type[Note]) -> bool:
-        """Whether it would do anything about notes of this kind, as things stand; asked about once a second."""
-        ...
-
-    def tell(self, note: Note, at: float | None = None) -> None:
-        """Take note of what happened at this time (of the clock); may raise and may wait, for an outlet tells it.
-
-        The note says nothing of what is in an event: it may be a copy without the payload.
-        """
-        ...
-
-
-class Traced(Protocol):
-    """A span of an act that is under way."""
-
-    @property
-    def traceparent(self) -> str | None:
-        """See `Activity`."""
-        ...
-
-    @property
-    def context(self) -> Context | None:
-        """See `Activity`."""
-        ...
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether anybody will see it; if not, it need not be ended."""
-        ...
-
-    def leave(self) -> None:
-        """The act is over; called where it was begun."""
-        ...
-
-    def end(self, failure: Failure | None) -> None:
-        """End the span, at the time of `leave`; called by an outlet."""
-        ...
-
-
-class Carried(NamedTuple):
-    """In place of a span that nobody would see: what the act came with, to be handed on. There is nothing to end."""
-
-    traceparent: str | None
-    context: Context | None
-
-
-class Tracer(Protocol):
-    """Follows acts."""
-
-    def start(self, act: Act) -> Traced | Carried | None:
-        """Begin a span; none if nobody wants one."""
-        ...
 
 
 class _Reader(NamedTuple):
@@ -127,7 +66,7 @@ class _Reader(NamedTuple):
 class _Caring(NamedTuple):
     """Who is told of a kind of notes: at once, by name, and by outlets."""
 
-    quick: tuple[tuple[str, Callable[[Note], None]], ...]
+    quick: tuple[tuple[str, Callable[[Note], None], Callable[[Note, float], None] | None], ...]
     slow: tuple[_Reader, ...]
 
 
@@ -153,31 +92,83 @@ class Watch:
         self._ask_again_at = 0.0
         self._long_starts = 0
         self._trace_again_at = 0.0
+        self._many: deque[tuple[Note, float, Closing | None]] = deque()
+        self._catching_up = Outlet("many")
+        _watches.add(self)
 
-    def tell(self, note: Note) -> None:
-        """See `Probe`."""
+    def tell(self, note: Note, span: Closing | None = None) -> None:
+        """See `Probe`. The span is one of an act that went well, to be sent.
+
+        What goes well is told with more of its kind: after a twentieth of a second, or when there is enough of it, or
+        before anything else is. Where a handler has just been waited for, or a commit, nothing of all this is in the
+        processor's caches, and takes several times as long as it does for many at once.
+        """
+        if isinstance(note, HandlerRan):
+            well, delivery = note.failure is None, note.act.delivery
+        elif isinstance(note, Finished):
+            well, delivery = type(note.outcome) is Handled, note.delivery
+        else:
+            well, delivery = isinstance(note, SettlementWritten | Claimed), None
+        if well:
+            self._many.append(
+                (note if delivery is None or len(delivery.payload) <= MUCH else slim(note), time.time(), span)
+            )
+            if not _FEW < len(self._many) < _MANY:
+                self._see_to_them()
+            return
+        if self._many:
+            self.catch_up()
+        # A log that publishes what it is told would be told of that, and so on for ever.
+        self._tell(note, time.time(), hand_out=not is_in_outlet())
+
+    def forget(self) -> None:
+        """What waits to be told, in the child of a fork: the parent tells it."""
+        self._many.clear()
+
+    def _see_to_them(self) -> None:
+        """There is a first one now, or enough of them."""
+        if len(self._many) >= _MANY:
+            self.catch_up()
+        else:
+            self._catching_up.put(self.catch_up)
+
+    def catch_up(self) -> None:
+        """Tell of what has gathered."""
+        many = self._many
+        with suppress(IndexError):  # another thread may be at it
+            while True:
+                note, at, span = many.popleft()
+                if span is not None:
+                    self._send(span)
+                self._tell(note, at)
+
+    def _send(self, span: Closing) -> None:
+        try:
+            span.send()
+        except _RAISED:  # counted, and none of the flow's business
+            self._raised["traces"] += 1
+
+    def _tell(self, note: Note, at: float, *, hand_out: bool = True) -> None:
         kind = type(note)
         caring = self._caring.get(kind)
         if caring is None or time.monotonic() >= self._ask_again_at:
             caring = self._ask(kind)
-        for name, tell in caring.quick:
+        for name, tell, tell_at in caring.quick:
             try:
-                tell(note)
-            except _RAISED:  # counted, and none of the flow's business
+                tell(note) if tell_at is None else tell_at(note, at)
+            except _RAISED:  # as above
                 self._raised[name] += 1
-        # A log that publishes what it is told would be told of that, and so on for ever.
-        if caring.slow and not is_in_outlet():
-            self._hand_out(note, caring.slow)
+        if caring.slow and hand_out:
+            self._hand_out(note, caring.slow, at)
 
-    def _hand_out(self, note: Note, caring: tuple[_Reader, ...]) -> None:
-        at = time.time()
-        slim: Note | None = None
+    def _hand_out(self, note: Note, caring: tuple[_Reader, ...], at: float) -> None:
+        kept: Note | None = None
         for outlet, tool, wants in caring:
             try:
                 if wants is None or wants(note):
-                    slim = slim or _slim(note)
+                    kept = kept or slim(note)
                     of_a_publish = isinstance(note, Published)
-                    outlet.put(_in_context(tool, slim, at) if of_a_publish else partial(tool.tell, slim, at))
+                    outlet.put(_in_context(tool, kept, at) if of_a_publish else partial(tool.tell, kept, at))
             except _RAISED:  # as above
                 self._raised[outlet.name] += 1
 
@@ -187,7 +178,7 @@ class Watch:
             self._caring = {}
             self._ask_again_at = time.monotonic() + _ASK_EVERY
         quick = [
-            (name, counting.tell)
+            (name, counting.tell, getattr(counting, "tell_at", None))
             for name, counting in self._quick.items()
             if self._cares(name, getattr(counting, "cares_for", None), kind)
         ]
@@ -205,14 +196,16 @@ class Watch:
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""
         began = time.monotonic()
-        if self._tracer is None or began < self._trace_again_at or is_in_outlet():
+        if self._tracer is None or began < self._trace_again_at or (type(act) is Publish and is_in_outlet()):
             return TimedActivity(self.tell, act)
         activity: Activity | None = None
         try:
             traced = self._tracer.start(act)
             if isinstance(traced, Carried):
                 activity = TimedActivity(self.tell, act, traced.traceparent, traced.context)
-            elif traced is not None:
+            elif isinstance(traced, Lean) and isinstance(act, Handle):
+                activity = _LeanActivity(self, act, traced)
+            elif traced is not None and not isinstance(traced, Lean):
                 activity = _TracedActivity(self, act, traced)
         except _RAISED:  # as above
             self._raised["traces"] += 1
@@ -240,12 +233,23 @@ class Watch:
 
     def flush(self, within: float) -> bool:
         """Have everything told that can be, within this time; false if something is left."""
+        self.catch_up()
         deadline = time.monotonic() + within
         flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in self._outlets()]
         return all(flushed)
 
     def _outlets(self) -> list[Outlet]:
         return [*(reader.outlet for reader in self._slow), self._traces]
+
+    def end_lean(self, span: Closing, failure: Failure | None) -> Closing | None:
+        """Have it ended by its outlet; or it is to be sent."""
+        try:
+            if span.leave(failure):
+                return span
+            self._traces.put(partial(span.finish, failure))
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
+        return None
 
     def end_span(self, traced: Traced, failure: Failure | None) -> None:
         """Have the span ended by its outlet."""
@@ -266,35 +270,6 @@ def _in_context(tool: Tool, note: Note, at: float) -> Callable[[], None]:
     return lambda: context.run(tool.tell, note, at)
 
 
-def _slim(note: Note) -> Note:
-    """The note as it may wait: ten thousand of them, with their payloads, would be gigabytes."""
-    if isinstance(note, Published):
-        # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
-        return replace(note, act=Publish([_ref(envelope) for envelope in note.act.envelopes], note.act.generation))
-    if isinstance(note, HandlerRan):
-        delivery = note.act.delivery
-        return note._replace(act=note.act._replace(delivery=_without(delivery))) if _is_much(delivery) else note
-    if isinstance(note, Finished):
-        return note._replace(delivery=_without(note.delivery)) if _is_much(note.delivery) else note
-    if isinstance(note, _OF_A_DELIVERY) and _is_much(note.delivery):
-        return replace(note, delivery=_without(note.delivery))
-    return note
-
-
-def _ref(event: EventEnvelope | EventRef) -> EventRef:
-    return EventRef(
-        event.event_id, event.event_type, event.source, event.target, event.workspace_id, event.trace_context
-    )
-
-
-def _is_much(delivery: Delivery) -> bool:
-    return len(delivery.payload) > _MUCH
-
-
-def _without(delivery: Delivery) -> Delivery:
-    return delivery._replace(payload="")
-
-
 class _TracedActivity(TimedActivity):
     """An act with a span."""
 
@@ -309,3 +284,34 @@ class _TracedActivity(TimedActivity):
         """End the span too."""
         self._watch.end_span(self._traced, failure)
         super().ended(failure)
+
+
+class _LeanActivity(TimedActivity):
+    """An act with a span that is easily ended."""
+
+    __slots__ = ("_run", "_span", "_watch")
+
+    def __init__(self, watch: Watch, act: Handle, lean: Lean) -> None:
+        # As the base does, without a call that can be spared.
+        self._act = self._run = act
+        self._tell = watch.tell
+        self._began = time.perf_counter()
+        self.traceparent, self.context, self._span = lean
+        self._watch = watch
+
+    def ended(self, failure: Failure | None) -> None:
+        """End the span too."""
+        seconds = time.perf_counter() - self._began
+        span = self._watch.end_lean(self._span, failure)
+        self._watch.tell(HandlerRan(self._run, seconds, failure, self.traceparent), span)
+
+
+_watches: Final[WeakSet[Watch]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for watch in list(_watches):
+        watch.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -25,12 +25,17 @@ if TYPE_CHECKING:
     from spectral.core.events.settings import WorkerSettings
 
 _CLAIM: Final = sql.SQL(COLUMNS + "core.outbox_claim_from({}, {}, {}::bigint[], {}::text[], {}::text[], ")
-_FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
+_FOR_HANDLERS: Final = sql.SQL(", {}::text[], {}::text[])")
 _NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
 _AWAKE: Final = sql.SQL("select core.bell_awake({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _HOLD: Final = sql.SQL("select core.bell_hold({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _ASLEEP: Final = sql.SQL("select core.bell_asleep({}, {}::text[], {}::text[])")
 _QUIET: Final = sql.SQL("select core.bell_quiet({}, {}::text[], {}::text[])")
+CROWDED: Final = (
+    # what NOTIFY locks: the databases, and none of them
+    b"select exists (select from pg_catalog.pg_locks where locktype = 'object' and objid = 0 and not granted"
+    b" and classid = 'pg_catalog.pg_database'::pg_catalog.regclass)"
+)
 _RING: Final = sql.SQL("select core.bell_ring({})")
 _SUBSCRIBE: Final = (
     b"select context, event_type, handler_name from core.outbox_subscribe("
@@ -101,6 +106,11 @@ class PostgresClaims:
         asleep = _ASLEEP.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
         await self._run([asleep, *(self._rings if rings else ())])
 
+    async def is_crowded(self) -> bool:
+        """See `Bell`."""
+        (((is_crowded,),),) = await self._run([CROWDED])
+        return bool(is_crowded)
+
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         """See `Bell`."""
         quiet = _QUIET.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
@@ -121,17 +131,22 @@ class PostgresClaims:
 
     def _claim(self, ask: ClaimAsk) -> bytes:
         """Quoted once for every line; what changes from claim to claim are numbers and a time."""
-        scope, names = self._quoted(ask.context, ask.event_types, ask.handler_names)
+        scope, names = self._quoted(ask.context, ask.event_types, ask.handler_names, ask.handler_types)
         start = b"null" if ask.start is None else b"'%s'::timestamptz" % ask.start.isoformat().encode()
         window = b"null" if ask.window is None else b"%d" % ask.window
         return b"%s%d, %s, %s%s" % (scope, ask.limit, start, window, names)
 
     def _quote(
-        self, context: str, event_types: tuple[str, ...] | None, handler_names: tuple[str, ...]
+        self,
+        context: str,
+        event_types: tuple[str, ...] | None,
+        handler_names: tuple[str, ...],
+        handler_types: tuple[str, ...],
     ) -> tuple[bytes, bytes]:
         types = None if event_types is None else list(event_types)
         scope = _CLAIM.format(self._settings.name, context, self._generations, self._channels, types)
-        return scope.as_bytes(None), _FOR_HANDLERS.format(list(handler_names)).as_bytes(None)
+        handlers = _FOR_HANDLERS.format(list(handler_names), list(handler_types))
+        return scope.as_bytes(None), handlers.as_bytes(None)
 
     def _look_ahead(self, contexts: tuple[str, ...]) -> list[bytes]:
         script = self._looks.get(contexts)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+    from spectral.core.events.consumer import Handler
     from spectral.core.events.infrastructure.postgres.script import Statement
-    from spectral.core.events.lease import Lease
+    from spectral.core.events.lease import Delivery, Lease
     from spectral.core.events.ports import Conclusion
 
 _BEGIN: Final = sql.SQL("select verdict from core.outbox_begin({}::uuid[], {}::uuid[], {}::text[])")
@@ -35,6 +36,7 @@ _DELIVER: Final = (
     b"select delivered from core.outbox_deliver('{%s}'::uuid[], '{%s}'::uuid[], '{%s}'::uuid[], '{%s}'::text[])"
     b" as delivered"
 )
+_TOGETHER: Final = b"select core.outbox_%s_together('{%s}'::uuid[], '{%s}'::uuid[], '{%s}'::text[])"
 _RELEASE: Final = sql.SQL("select released from core.outbox_release({}::uuid[], {}::uuid[]) as released")
 
 
@@ -47,6 +49,27 @@ def begin_one(lease: Lease, handler_name: str) -> bytes:
     """The same for one row and handler, which is what a lane does all day."""
     row_id, token = lease.row_id.hex.encode(), lease.token.hex.encode()
     return b"select core.outbox_begin_one('%s', '%s', '%s')" % (row_id, token, _safe(handler_name).encode())
+
+
+class Together:
+    """Rows that are begun together, each with its handler, and of which the first so many are delivered together."""
+
+    def __init__(self, runs: Sequence[tuple[Delivery, Handler]]) -> None:
+        self._ids = [delivery.lease.row_id.hex for delivery, _ in runs]
+        self._tokens = [delivery.lease.token.hex for delivery, _ in runs]
+        self._names = [_safe(handler.name) for _, handler in runs]
+
+    def begin(self) -> bytes:
+        """Pass the gate for all of them, or for none."""
+        return self._say(b"begin", len(self._ids))
+
+    def deliver(self, count: int) -> bytes:
+        """These have run: write their keys, and that they are delivered."""
+        return self._say(b"deliver", count)
+
+    def _say(self, verb: bytes, count: int) -> bytes:
+        columns = (",".join(column[:count]).encode() for column in (self._ids, self._tokens, self._names))
+        return _TOGETHER % (verb, *columns)
 
 
 def statements(conclusions: Sequence[Conclusion]) -> list[Statement]:

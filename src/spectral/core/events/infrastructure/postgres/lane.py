@@ -18,7 +18,8 @@ from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
-from spectral.core.events.infrastructure.postgres.conclusions import begin_one, standing, statements
+from spectral.core.events.infrastructure.postgres.conclusions import Together, begin_one, standing, statements
+from spectral.core.events.infrastructure.postgres.lasting import may_last
 from spectral.core.events.infrastructure.postgres.outbox import OutboxPublisher
 from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from psycopg.pq.abc import PGresult
 
+    from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.publish import Publishing
     from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.lease import Delivery
@@ -52,17 +54,23 @@ _GATES: Final = {gate.value.encode(): gate for gate in Gate}
 class PostgresTransaction:
     """Implements `Transaction`, on a connection in a transaction.
 
-    It ends with its handler: a task that outlives the handler must not write into the next one's.
+    It ends with its handler: a task that outlives the handler must not write into the next one's. `is_plain` as long as
+    the handler has done nothing that the next one in the transaction might find; on the connection it may do anything.
     """
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], publishing: Publishing) -> None:
         self._connection = connection
         self._publishing = publishing
         self._ended = False
+        self.is_plain = True
 
     @property
     def connection(self) -> psycopg.AsyncConnection[Any]:
         """The connection itself; not to be kept."""
+        self.is_plain = False
+        return self._open()
+
+    def _open(self) -> psycopg.AsyncConnection[Any]:
         if self._ended:
             raise TransactionMisusedError("the transaction ended with its handler; await everything it starts")
         return self._connection
@@ -75,11 +83,58 @@ class PostgresTransaction:
         self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Run one statement."""
-        return await self.connection.cursor(row_factory=tuple_row).execute(query.encode(), params)
+        connection = self._open()
+        if self.is_plain and not may_last(query):
+            cursor = _PlainCursor(connection, row_factory=tuple_row)
+            await cursor.execute(query.encode(), params)
+            cursor.hand_over(self)
+            return cursor
+        self.is_plain = False
+        return await connection.cursor(row_factory=tuple_row).execute(query.encode(), params)
 
     async def publish(self, envelope: EventEnvelope) -> None:
         """Publish in this transaction."""
-        await OutboxPublisher(self.connection, self._publishing).publish(envelope)
+        await OutboxPublisher(self._open(), self._publishing).publish(envelope)
+
+
+class _PlainCursor(psycopg.AsyncCursor[tuple[Any, ...]]):
+    """The cursor of a plain statement that has run. Used again, or for its connection, it may do anything."""
+
+    _owner: PostgresTransaction | None = None
+
+    def hand_over(self, owner: PostgresTransaction) -> None:
+        """From now on it is the handler's, who may do more than fetch."""
+        self._owner = owner
+
+    def _use(self) -> None:
+        if self._owner is not None:
+            _ = self._owner.connection  # it is that which is used, and like it not to be kept
+
+    @property
+    def connection(self) -> psycopg.AsyncConnection[Any]:
+        """See the driver's."""
+        self._use()
+        return super().connection
+
+    def execute(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  whatever the driver says
+        """See the driver's."""
+        self._use()
+        return super().execute(*args, **options)
+
+    def executemany(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
+        """See the driver's."""
+        self._use()
+        return super().executemany(*args, **options)
+
+    def stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
+        """See the driver's."""
+        self._use()
+        return super().stream(*args, **options)
+
+    def copy(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
+        """See the driver's."""
+        self._use()
+        return super().copy(*args, **options)
 
 
 class PostgresLane:
@@ -98,6 +153,7 @@ class PostgresLane:
         self._transaction: PostgresTransaction | None = None
         self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
         self._savepoint = b""  # that of each of its handlers
+        self._together = Together(())
         self._accepted = False  # whether the server has still to say something to the handler that was accepted
         self._require_role = b""
         self._settings = b""
@@ -107,6 +163,37 @@ class PostgresLane:
         """See `Lane`."""
         self._transaction = PostgresTransaction(self._open(), self._publishing)
         return self._transaction
+
+    @property
+    def was_plain(self) -> bool:
+        """See `Lane`."""
+        return self._transaction is not None and self._transaction.is_plain
+
+    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+        """See `Lane`."""
+        self._together = Together(runs)
+        prologue = (*await self._beginning(), *_RESET, self._settings)
+        try:
+            *_, verdict = await self._session.script(*prologue, self._together.begin())
+        except psycopg.Error as error:
+            if passes(error) or self._session.refused_at < len(prologue):
+                raise SubstrateLostError(describe(error)) from None
+            if not is_contention(error):
+                raise
+            return False
+        return verdict.get_value(0, 0) == b"t"
+
+    async def commit_together(self, count: int) -> None:
+        """See `Lane`."""
+        own = (self._require_role, b"release savepoint " + self._group)
+        try:
+            await self._run(*own, self._together.deliver(count), b"commit")
+        except psycopg.Error as error:
+            if passes(error):
+                raise SubstrateLostError(describe(error)) from None
+            raise CommitRefusedError from error
+        self._group = b""
+        self._accepted = False
 
     async def begin(self, delivery: Delivery, handler_name: str) -> Gate:
         """See `Lane`."""
@@ -150,8 +237,21 @@ class PostgresLane:
             raise GroupVoidError("ended the transaction it was given, or left something running in it")
         self._accepted = True
 
+    async def undo_together(self) -> None:
+        """See `Lane`."""
+        await self._require_transaction()
+        await self.abandon()
+
     async def undo(self) -> None:
         """See `Lane`."""
+        await self._require_transaction()
+        try:
+            await self._run(*_undoing(self._savepoint))
+        except psycopg.Error as error:
+            raise GroupVoidError(f"the transaction cannot be taken back ({error.sqlstate})") from None
+
+    async def _require_transaction(self) -> None:
+        """The handler has ended; there is nothing to undo if it has ended its transaction too."""
         connection = self._open()
         self._end_transaction()
         if connection.closed:
@@ -160,11 +260,6 @@ class PostgresLane:
         status = connection.info.transaction_status
         if status not in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             raise GroupVoidError("the transaction has ended")
-
-        try:
-            await self._run(*_undoing(self._savepoint))
-        except psycopg.Error as error:
-            raise GroupVoidError(f"the transaction cannot be taken back ({error.sqlstate})") from None
 
     async def commit(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
         """See `Lane`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spectral.core.events.relay.ports import ReferenceAsk
 
 _THESE: Final = sql.SQL(COLUMNS + "core.outbox_claim_these({}, {}, {}::bigint[], {}::text[], ")
-_FOR_HANDLERS: Final = sql.SQL(", {}::text[])")
+_FOR_HANDLERS: Final = sql.SQL(", {}::text[], {}::text[])")
 _LATE: Final = sql.SQL(
     COLUMNS + "core.outbox_claim_late({}, {}, {}::bigint[], {}::text[], {}::text[], {}, {}::interval, {}::text[])"
 )
@@ -65,7 +65,7 @@ class PostgresReferencedClaims(PostgresClaims):
     def _these(self, ask: ReferenceAsk) -> bytes:
         """Ids and numbers need no quoting."""
         scope = _THESE.format(self._settings.name, ask.context, self._generations, self._channels).as_bytes(None)
-        names = _FOR_HANDLERS.format(list(ask.handler_names)).as_bytes(None)
+        names = _FOR_HANDLERS.format(list(ask.handler_names), list(ask.handler_types)).as_bytes(None)
         ids = uuid_array(each.row_id for each in ask.references)
         replays = _integers(each.replays for each in ask.references)
         attempts = _integers(each.attempts for each in ask.references)

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from spectral.core.events.broker import BrokerLane, Reference
 from spectral.core.events.infrastructure.postgres.claim_rows import fanned_out
+from spectral.core.events.infrastructure.postgres.claims import CROWDED
 from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG
@@ -132,6 +133,11 @@ class PostgresRelayStore:
         """See `Bell`."""
         asleep = _ASLEEP.format(self._name, sorted(self._channels), list(contexts)).as_bytes(None)
         await self._run([asleep, *(_rings(self._channels) if rings else ())])
+
+    async def is_crowded(self) -> bool:
+        """See `Bell`."""
+        (((is_crowded,),),) = await self._run([CROWDED])
+        return bool(is_crowded)
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         """See `Bell`."""

@@ -69,7 +69,8 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
     async def _ready(self, wanted: int, loop: asyncio.AbstractEventLoop) -> Ready:
         self._waiter = waiter = loop.create_future()
         try:
-            if self._loop is None:
+            if self._loop is not loop:  # or another one watches, which may have ended, or runs in another thread
+                self.rest()
                 self._socket = self.pgconn.socket
                 loop.add_reader(self._socket, self._readable)
                 self._loop = loop

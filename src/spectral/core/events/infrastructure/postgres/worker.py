@@ -34,7 +34,7 @@ def connections(
         _require_readable(each)
     return Connections(
         claims=PostgresClaims(dsn, settings),
-        settlements=PostgresSettlements(dsn, settings),
+        settlements=lambda: PostgresSettlements(dsn, settings),
         ear=PostgresEar(direct_dsn, settings),
         keeper=PostgresKeeper(direct_dsn, settings, contexts),
         lane=lambda: PostgresLane(dsn, settings, publishing),

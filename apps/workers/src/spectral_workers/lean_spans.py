@@ -1,0 +1,307 @@
+"""Spans of handlers without the SDK, as long as nobody touches them.
+
+A span of the SDK is made of two dozen objects and a lock, for whatever may be done with it; what nearly always happens
+is that a handler runs within it, and that it ends. So what is kept is what differs from one event to the next, and the
+encoder writes it as it would have written the span. Whoever does touch such a span, and be it to read an attribute, is
+given one of the SDK's with the same ids and the same beginning, and the SDK goes on with that.
+
+Only while the provider is as it was set up: with no processor but our own, a sampler that we know, and limits that
+none of our attributes meets. Else the tracer answers none, and is asked for a span as everywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from random import getrandbits
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import SpanProcessor, Tracer, TracerProvider, _Span
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+
+from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, end_span
+from spectral.core.events.infrastructure.observability.origins import (
+    NOT_SAMPLED,
+    NOTHING,
+    RemoteSpan,
+    remote_span,
+    with_span,
+)
+from spectral.core.events.infrastructure.observability.traces import SCOPE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import Sampler
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Status, StatusCode
+    from opentelemetry.util.types import AnyValue, Attributes
+
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.probe import Failure
+
+_MOST_ATTRIBUTES: Final = 16
+"""More than any of these spans has."""
+
+_RANDOM: Final = int(getattr(TraceFlags, "RANDOM_TRACE_ID", 0))
+"""A flag that older versions of OpenTelemetry do not know, and then do not hand on."""
+_RANDOM_TOO: Final = frozenset("2367abef") if _RANDOM else frozenset[str]()
+_AS_ONE: Final = {True: f"{TraceFlags.SAMPLED | _RANDOM:02x}", False: f"{TraceFlags.SAMPLED:02x}"}
+
+
+class LeanProvider(TracerProvider):
+    """A provider of the SDK, whose tracer of this library's spans can begin lean ones."""
+
+    def __init__(self, resource: Resource, processors: Sequence[BatchSpanProcessor]) -> None:
+        super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
+        for processor in processors:
+            self.add_span_processor(processor)
+        self._emits = tuple(map(_emit_of, processors))
+        self._processors = _processors_of(self._active_span_processor)
+
+    def get_tracer(
+        self,
+        instrumenting_module_name: str,
+        instrumenting_library_version: str | None = None,
+        schema_url: str | None = None,
+        attributes: Attributes = None,
+    ) -> trace.Tracer:
+        """See `TracerProvider`."""
+        tracer = super().get_tracer(instrumenting_module_name, instrumenting_library_version, schema_url, attributes)
+        if instrumenting_module_name != SCOPE or not isinstance(tracer, Tracer) or self._processors is None:
+            return tracer
+        return LeanTracer(tracer, self._processors, self._emits)
+
+
+class LeanTracer(trace.Tracer):
+    """A tracer of the SDK that can begin lean spans too."""
+
+    def __init__(self, tracer: Tracer, processors: object, emits: Sequence[Callable[[Any], None]]) -> None:
+        self._tracer = tracer
+        self.sampler = tracer.sampler
+        self._everything, self._children, self._roots = _known_decisions(tracer.sampler)
+        self._multiple: Any = tracer.span_processor
+        self._processors = processors if _is_unlimited(tracer) else object()
+        self._next_trace_id = tracer.id_generator.generate_trace_id
+        # The SDK's own does this and looks whether it is zero.
+        is_random = type(tracer.id_generator) is RandomIdGenerator
+        self._next_span_id = partial(getrandbits, 64) if is_random else tracer.id_generator.generate_span_id
+        self._root_flags = _AS_ONE[bool(getattr(tracer.id_generator, "is_trace_id_random", bool)())]
+        self.emits = emits
+
+    def start_span(self, *args: Any, **options: Any) -> trace.Span:  # noqa: ANN401  the SDK's
+        """See `Tracer`."""
+        return self._tracer.start_span(*args, **options)
+
+    def start_as_current_span(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
+        """See `Tracer`."""
+        return self._tracer.start_as_current_span(*args, **options)
+
+    @property
+    def resource(self) -> Resource:
+        """Of its spans; another one after a fork."""
+        return self._tracer.resource
+
+    @property
+    def scope(self) -> InstrumentationScope:
+        """Of its spans."""
+        return self._tracer._instrumentation_scope  # noqa: SLF001  by no public name
+
+    def start_lean(
+        self, shape: Shape, traceparent: str | None, delivery: Delivery, *, is_child: bool
+    ) -> KeptSpan | None:
+        """See `StartsLean`."""
+        if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
+            return None
+        if traceparent is None or not is_child:
+            if not self._roots:
+                return None
+            trace_id, flags = f"{self._next_trace_id():032x}", self._root_flags
+        else:
+            last = traceparent[-1]
+            if not (self._everything if last in NOT_SAMPLED else self._children):
+                return None
+            trace_id, flags = traceparent[3:35], _AS_ONE[last in _RANDOM_TOO]
+        own = f"00-{trace_id}-{self._next_span_id() or 1:016x}-{flags}"
+        return KeptSpan(self, shape, own, traceparent if is_child else None, traceparent, delivery)
+
+    def full(self, kept: KeptSpan, processor: SpanProcessor | None = None) -> _Span:
+        """The same as a span of the SDK, begun then."""
+        parent, own = remote_span(kept.parent), remote_span(kept.link)
+        span = _Span(
+            name=kept.shape.name,
+            context=kept.get_span_context(),
+            parent=parent,
+            sampler=self.sampler,
+            resource=self.resource,
+            attributes=kept.shape.attributes_of(kept.message_id, kept.attempt),
+            span_processor=self._multiple if processor is None else processor,
+            kind=SpanKind.CONSUMER,
+            links=() if own is None else (Link(own),),
+            instrumentation_info=self._tracer.instrumentation_info,
+            limits=self._tracer._span_limits,  # noqa: SLF001  as above
+            instrumentation_scope=self.scope,
+        )
+        around = NOTHING if kept.parent is None else with_span(RemoteSpan(kept.parent))
+        span.start(kept.began, around)
+        return span
+
+
+class KeptSpan(LeanSpan):
+    """What differs from one event to the next; or the SDK's span, once it has been touched."""
+
+    _real: _Span | None = None
+    _context: SpanContext | None = None
+    _left: int | None = None
+    ended: int | None = None
+
+    def __init__(
+        self, tracer: LeanTracer, shape: Shape, own: str, parent: str | None, link: str | None, delivery: Delivery
+    ) -> None:
+        self.tracer = tracer
+        self.shape = shape
+        self.traceparent = own
+        self.parent = parent
+        self.link = link
+        self.message_id = delivery.event_id
+        self.attempt = delivery.attempts
+        self.began = time.time_ns()
+
+    # by whom it was begun
+
+    def leave(self, failure: Failure | None) -> bool:
+        """See `LeanSpan`."""
+        if failure is None and self._real is None:
+            self.ended = time.time_ns()
+            return True
+        self._left = time.time_ns()
+        return False
+
+    def send(self) -> None:
+        """See `LeanSpan`."""
+        for emit in self.tracer.emits:
+            emit(self)
+
+    def finish(self, failure: Failure | None) -> None:
+        """See `LeanSpan`."""
+        real = self._touched()
+        if real.is_recording():
+            end_span(real, failure, self._left)
+
+    # by whom it is sent
+
+    def readable(self) -> _Span:
+        """As a span of the SDK that has ended, and that nobody sends."""
+        span = self.tracer.full(self, SpanProcessor())
+        span.set_attribute(OUTCOME, WELL)
+        span.end(self.ended)
+        return span
+
+    # by the handler, and whatever it calls
+
+    def _touched(self) -> _Span:
+        if self._real is not None:
+            return self._real
+        made = self.readable() if self.ended is not None else self.tracer.full(self)
+        real: _Span = self.__dict__.setdefault("_real", made)  # at one go, for a handler may have threads
+        return real
+
+    def get_span_context(self) -> SpanContext:
+        """See `Span`."""
+        if self._context is None:
+            own = self.traceparent
+            flags = TraceFlags(int(own[53:], 16))
+            self._context = SpanContext(int(own[3:35], 16), int(own[36:52], 16), is_remote=False, trace_flags=flags)
+        return self._context
+
+    def is_recording(self) -> bool:
+        """See `Span`."""
+        return self.ended is None if self._real is None else self._real.is_recording()
+
+    def end(self, end_time: int | None = None) -> None:
+        """See `Span`."""
+        self._touched().end(end_time)
+
+    def set_attributes(self, attributes: Mapping[str, AnyValue]) -> None:
+        """See `Span`."""
+        self._touched().set_attributes(attributes)
+
+    def set_attribute(self, key: str, value: AnyValue) -> None:
+        """See `Span`."""
+        self._touched().set_attribute(key, value)
+
+    def add_event(self, name: str, attributes: Attributes = None, timestamp: int | None = None) -> None:
+        """See `Span`."""
+        self._touched().add_event(name, attributes, timestamp)
+
+    def add_link(self, context: SpanContext, attributes: Attributes = None) -> None:
+        """See `Span`."""
+        self._touched().add_link(context, attributes)
+
+    def update_name(self, name: str) -> None:
+        """See `Span`."""
+        self._touched().update_name(name)
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """See `Span`."""
+        self._touched().set_status(status, description)
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Attributes = None,
+        timestamp: int | None = None,
+        escaped: bool = False,  # noqa: FBT001  OpenTelemetry's
+    ) -> None:
+        """See `Span`."""
+        self._touched().record_exception(exception, attributes, timestamp, escaped)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._touched().__exit__(kind, error, traceback)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the SDK's has
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._touched(), name)
+
+
+def _known_decisions(sampler: Sampler) -> tuple[bool, bool, bool]:
+    """Whether it is known to record everything, children of spans elsewhere that are recorded, and roots."""
+    if sampler is ALWAYS_ON:
+        return True, True, True
+    if isinstance(sampler, ParentBased) and type(sampler).__module__ == ParentBased.__module__:
+        delegates: dict[str, object] = vars(sampler)
+        return False, delegates.get("_remote_parent_sampled") is ALWAYS_ON, delegates.get("_root") is ALWAYS_ON
+    return False, False, False
+
+
+def _is_unlimited(tracer: Tracer) -> bool:
+    """Whether nothing of ours meets a limit, and nobody counts the spans as the SDK makes them."""
+    limits = tracer._span_limits  # noqa: SLF001  as above
+    attributes, links = limits.max_span_attributes, limits.max_links
+    counts = type(getattr(tracer, "_tracer_metrics", None)).__name__
+    return (
+        (attributes is None or attributes >= _MOST_ATTRIBUTES)
+        and (links is None or links > 0)
+        and limits.max_span_attribute_length is None
+        and counts in ("NoneType", "NoOpTracerMetrics")
+    )
+
+
+def _processors_of(multiple: object) -> object:
+    """Those that are told of spans: another tuple as soon as one is added."""
+    return getattr(multiple, "_span_processors", None)
+
+
+def _emit_of(processor: BatchSpanProcessor) -> Callable[[Any], None]:
+    """What takes a span that has ended; straight to its queue, if there is a way."""
+    emit: Callable[[Any], None] | None = getattr(getattr(processor, "_batch_processor", None), "emit", None)
+    return processor.on_end if emit is None else emit

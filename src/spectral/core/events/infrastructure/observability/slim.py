@@ -1,0 +1,48 @@
+"""Notes as they may wait: ten thousand of them, with their payloads, would be gigabytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events import probe
+from spectral.core.events.probe import EventRef, Finished, HandlerRan, Publish, Published
+
+if TYPE_CHECKING:
+    from spectral.core.events.envelope import EventEnvelope
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.probe import Note
+
+MUCH: Final = 2_048
+"""Characters of a payload that are not worth a copy to be rid of."""
+
+_OF_A_DELIVERY: Final = (probe.LeaseWasLost, probe.SettleGivenUp, probe.HandlerRanAway, probe.Quarantined)
+
+
+def slim(note: Note) -> Note:
+    """The note, without what is in its events if that is much."""
+    if isinstance(note, Published):
+        # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
+        return replace(note, act=Publish([_ref(envelope) for envelope in note.act.envelopes], note.act.generation))
+    if isinstance(note, HandlerRan):
+        delivery = note.act.delivery
+        return note._replace(act=note.act._replace(delivery=_without(delivery))) if _is_much(delivery) else note
+    if isinstance(note, Finished):
+        return note._replace(delivery=_without(note.delivery)) if _is_much(note.delivery) else note
+    if isinstance(note, _OF_A_DELIVERY) and _is_much(note.delivery):
+        return replace(note, delivery=_without(note.delivery))
+    return note
+
+
+def _ref(event: EventEnvelope | EventRef) -> EventRef:
+    return EventRef(
+        event.event_id, event.event_type, event.source, event.target, event.workspace_id, event.trace_context
+    )
+
+
+def _is_much(delivery: Delivery) -> bool:
+    return len(delivery.payload) > MUCH
+
+
+def _without(delivery: Delivery) -> Delivery:
+    return delivery._replace(payload="")

@@ -1,0 +1,106 @@
+"""What watches, as the watch sees it: what counts, what is told, and what follows acts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from contextvars import Context
+
+    from spectral.core.events.probe import Act, Failure, Note
+
+
+class Counting(Protocol):
+    """Takes notes in memory: counts them, or makes a line of one.
+
+    It may have a `cares_for(kind) -> bool` too, as a `Tool` has, and a `tell_at(note, at)` if it wants to know when.
+    """
+
+    def tell(self, note: Note) -> None:
+        """Take note, without waiting for anything."""
+        ...
+
+
+class Tool(Protocol):
+    """Takes notes in its own time.
+
+    It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
+    each note of a kind it cares for, so it must be quick; what it does not want is not queued.
+    """
+
+    def cares_for(self, kind: type[Note]) -> bool:
+        """Whether it would do anything about notes of this kind, as things stand; asked about once a second."""
+        ...
+
+    def tell(self, note: Note, at: float | None = None) -> None:
+        """Take note of what happened at this time (of the clock); may raise and may wait, for an outlet tells it.
+
+        The note says nothing of what is in an event: it may be a copy without the payload.
+        """
+        ...
+
+
+class Traced(Protocol):
+    """A span of an act that is under way."""
+
+    @property
+    def traceparent(self) -> str | None:
+        """See `Activity`."""
+        ...
+
+    @property
+    def context(self) -> Context | None:
+        """See `Activity`."""
+        ...
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether anybody will see it; if not, it need not be ended."""
+        ...
+
+    def leave(self) -> None:
+        """The act is over; called where it was begun."""
+        ...
+
+    def end(self, failure: Failure | None) -> None:
+        """End the span, at the time of `leave`; called by an outlet."""
+        ...
+
+
+class Closing(Protocol):
+    """What ends a lean span."""
+
+    def leave(self, failure: Failure | None) -> bool:
+        """The act is over; true if `send` is all there is left to do, else `finish` is, by an outlet."""
+        ...
+
+    def send(self) -> None:
+        """Have it sent, some time; waits for nothing."""
+        ...
+
+    def finish(self, failure: Failure | None) -> None:
+        """End the span, at the time of `leave`."""
+        ...
+
+
+class Carried(NamedTuple):
+    """In place of a span that nobody would see: what the act came with, to be handed on. There is nothing to end."""
+
+    traceparent: str | None
+    context: Context | None
+
+
+class Lean(NamedTuple):
+    """A span that mostly needs no outlet to be ended."""
+
+    traceparent: str | None
+    context: Context | None
+    span: Closing
+
+
+class Tracer(Protocol):
+    """Follows acts."""
+
+    def start(self, act: Act) -> Traced | Carried | Lean | None:
+        """Begin a span; none if nobody wants one."""
+        ...

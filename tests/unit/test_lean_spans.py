@@ -1,0 +1,314 @@
+"""Lean spans: a collector reads what the SDK's own would have been, and whoever touches one has one of the SDK's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_as_ever
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON, ParentBasedTraceIdRatio
+from opentelemetry.trace import Span, SpanContext, StatusCode, TraceFlags
+
+from spectral.core.events.infrastructure.observability.tools import Carried, Lean
+from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
+from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.probe import Handle
+from spectral.core.events.settings import Identity
+from spectral_workers.lean_spans import KeptSpan, LeanProvider
+from spectral_workers.otlp_spans import encode_spans
+from tests.unit.log_notes import delivery
+
+PUBLISHED = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
+UNSAMPLED = f"{PUBLISHED[:-2]}00"
+RANDOM = f"{PUBLISHED[:-2]}03"
+RESOURCE = Resource({"service.name": "tests"})
+PATIENCE = 10.0
+
+
+def act(trace_context: str | None = PUBLISHED, **different: Any) -> Handle:  # noqa: ANN401  of a delivery
+    return Handle(delivery()._replace(trace_context=trace_context, **{"attempts": 1, **different}), "worlds.index")
+
+
+ACTS = {
+    "child": act(),
+    "random": act(RANDOM),
+    "retry": act(attempts=2),
+    "replay": act(replays=1),
+    "rootless": act(None),
+}
+
+
+class Lightly:
+    """A lean provider and what it exports, watched as a worker is."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = LeanProvider(RESOURCE, [BatchSpanProcessor(self._exporter)])
+        self.watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", self.provider))
+
+    def run(self, handle: Handle, do: Callable[[Span], object] = lambda _: None) -> None:
+        activity = self.watch.begin(handle)
+        assert activity.context is not None
+        span = activity.context.run(trace.get_current_span)
+        assert activity.traceparent is not None
+        assert int(activity.traceparent[36:52], 16) == span.get_span_context().span_id
+        try:
+            activity.context.run(do, span)
+        except Exception as error:  # noqa: BLE001  as a worker does
+            activity.end(error)
+        else:
+            activity.end()
+
+    def spans(self) -> list[Any]:
+        assert self.watch.flush(PATIENCE)
+        self.provider.force_flush()
+        return list(self._exporter.get_finished_spans())
+
+    def only(self) -> Any:  # noqa: ANN401  one of the SDK's or one of ours
+        (span,) = self.spans()
+        return span
+
+
+@pytest.fixture
+def lightly() -> Iterator[Lightly]:
+    made = Lightly()
+    yield made
+    made.provider.shutdown()
+
+
+def by_the_sdk(handle: Handle, sampler: Any = None) -> ReadableSpan:  # noqa: ANN401  of the SDK
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(resource=RESOURCE, sampler=sampler, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
+    watch.begin(handle).end()
+    assert watch.flush(PATIENCE)
+    (span,) = exporter.get_finished_spans()
+    return span
+
+
+def wire(request: Any) -> tuple[Any, ...]:  # noqa: ANN401  a message
+    """Everything but what order attributes are in."""
+    (around,) = request.resource_spans
+    (scope,) = around.scope_spans
+    (span,) = scope.spans
+    attributes = sorted(map(str, span.attributes))
+    span.ClearField("attributes")
+    return str(around.resource), around.schema_url, str(scope.scope), scope.schema_url, attributes, span
+
+
+def sent(span: Any) -> tuple[Any, ...]:  # noqa: ANN401  as above
+    return wire(ExportTraceServiceRequest.FromString(encode_spans([span]).SerializePartialToString()))
+
+
+# on the wire
+
+
+@pytest.mark.parametrize("handle", ACTS.values(), ids=ACTS)
+def test_a_collector_reads_what_it_would_have_been_sent_by_the_sdk(lightly: Lightly, handle: Handle) -> None:
+    lightly.run(handle)
+    kept, full = lightly.only(), by_the_sdk(handle)
+    assert isinstance(kept, KeptSpan)
+    assert sent(kept) == wire(encode_as_ever([kept.readable()]))
+    *around, light = sent(kept)
+    *around_it, other = wire(encode_as_ever([full]))
+    assert around == around_it
+    assert light.start_time_unix_nano <= light.end_time_unix_nano
+    for each in (light, other):
+        each.ClearField("span_id")
+        each.ClearField("start_time_unix_nano")
+        each.ClearField("end_time_unix_nano")
+        if not each.parent_span_id:
+            each.ClearField("trace_id")
+    assert light == other
+    assert kept.get_span_context().trace_flags == full.context.trace_flags
+
+
+def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
+    lightly.run(act())
+    lightly.run(act(), lambda span: span.set_attribute("mine", 1))
+    lightly.run(act())
+    spans = lightly.spans()
+    request = ExportTraceServiceRequest.FromString(encode_spans(spans).SerializePartialToString())
+    (around,) = request.resource_spans
+    assert sum(len(scope.spans) for scope in around.scope_spans) == 3
+
+
+# touched
+
+
+@pytest.mark.parametrize(
+    ("touch", "seen"),
+    [
+        (lambda span: span.set_attribute("mine", 1), lambda span: span.attributes["mine"] == 1),
+        (lambda span: span.set_attributes({"mine": 1}), lambda span: span.attributes["mine"] == 1),
+        (lambda span: span.add_event("seen", {"a": 1}), lambda span: span.events[0].name == "seen"),
+        (lambda span: span.record_exception(ValueError("x")), lambda span: span.events[0].name == "exception"),
+        (lambda span: span.update_name("mine"), lambda span: span.name == "mine"),
+        (lambda span: span.set_status(StatusCode.ERROR, "no"), lambda span: span.status.description == "no"),
+        (
+            lambda span: span.add_link(SpanContext(1, 2, is_remote=True, trace_flags=TraceFlags(1))),
+            lambda span: [link.context.trace_id for link in span.links][-1] == 1,
+        ),
+        (lambda span: span.attributes["spectral.handler"], lambda span: span.name == "process platform.order.placed"),
+        (lambda span: span.end(5), lambda span: span.end_time == 5),
+    ],
+    ids=["attribute", "attributes", "event", "exception", "name", "status", "link", "read", "end"],
+)
+def test_whatever_is_done_to_it_is_done_to_one_of_the_sdk(
+    lightly: Lightly, touch: Callable[[Any], object], seen: Callable[[Any], bool]
+) -> None:
+    ids: list[SpanContext] = []
+
+    def do(span: Span) -> None:
+        ids.append(span.get_span_context())
+        touch(span)
+
+    lightly.run(act(), do)
+    span = lightly.only()
+    assert isinstance(span, ReadableSpan)
+    assert span.context == ids[0]
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == PUBLISHED[36:52]
+    assert next(link.context.span_id for link in span.links) == span.parent.span_id
+    assert span.instrumentation_scope is not None
+    assert span.instrumentation_scope.name == "spectral"
+    assert seen(span)
+
+
+def test_a_failure_is_told_as_ever(lightly: Lightly) -> None:
+    def fail(_: Span) -> None:
+        raise ValueError("the canary")
+
+    lightly.run(act(payload='"the canary"'), fail)
+    span = lightly.only()
+    assert span.attributes["spectral.outcome"] == "failed"
+    assert span.attributes["error.type"] == "ValueError"
+    assert span.status.status_code is StatusCode.ERROR
+    assert "canary" not in span.to_json()
+
+
+def test_a_span_within_it_is_its_child(lightly: Lightly) -> None:
+    def do(_: Span) -> None:
+        lightly.provider.get_tracer("mine").start_span("within").end()
+
+    lightly.run(act(), do)
+    within, around = sorted(lightly.spans(), key=lambda span: isinstance(span, KeptSpan))
+    assert isinstance(around, KeptSpan), "to have a child is not to be touched"
+    assert within.parent == around.get_span_context()
+    assert within.context.trace_id == around.get_span_context().trace_id
+
+
+def test_threads_that_touch_it_touch_the_same(lightly: Lightly) -> None:
+    def do(span: Span) -> None:
+        ready = threading.Barrier(8)
+
+        def touch(number: int) -> None:
+            ready.wait(PATIENCE)
+            span.set_attribute(f"mine.{number}", number)
+
+        threads = [threading.Thread(target=touch, args=[number]) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+
+    lightly.run(act(), do)
+    assert {f"mine.{number}" for number in range(8)} <= set(lightly.only().attributes)
+
+
+def test_what_comes_too_late_is_ignored(lightly: Lightly) -> None:
+    spans: list[Any] = []
+    lightly.run(act(), spans.append)
+    (span,) = spans
+    assert not span.is_recording()
+    span.set_attribute("late", 1)
+    span.end()
+    assert isinstance(lightly.only(), KeptSpan)
+    assert "late" not in span.attributes
+    assert span.attributes["spectral.outcome"] == "ok"
+
+
+# where the SDK has to be asked
+
+
+class Looks(SpanProcessor):
+    """One that the project hangs in."""
+
+    def __init__(self) -> None:
+        self.started: list[Span] = []
+
+    def on_start(self, span: Any, parent_context: Context | None = None) -> None:  # noqa: ANN401  of the SDK
+        del parent_context
+        self.started.append(span)
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["after the first span", "before it"])
+def test_a_processor_of_the_project_sees_every_span(lightly: Lightly, begun: bool) -> None:  # noqa: FBT001  a case
+    if begun:
+        lightly.run(act())
+    lightly.provider.add_span_processor(looks := Looks())
+    lightly.run(act())
+    assert len(looks.started) == 1
+    assert isinstance(lightly.spans()[-1], ReadableSpan)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "3"},
+        {"OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "5"},
+        {"OTEL_SPAN_LINK_COUNT_LIMIT": "0"},
+        {"OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": "true"},
+        {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "1.0"},
+    ],
+    ids=["few attributes", "short ones", "no links", "counted", "sampler"],
+)
+def test_what_may_be_limited_counted_or_dropped_is_left_to_the_sdk(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    made = Lightly()
+    made.run(act())
+    assert isinstance(made.only(), ReadableSpan)
+    made.provider.shutdown()
+
+
+@pytest.mark.parametrize("handle", [act(UNSAMPLED), act(), act(None), act(attempts=2)])
+@pytest.mark.parametrize("sampler", ["always_on", "always_off", "parentbased_always_on", "parentbased_always_off"])
+def test_as_many_are_recorded_as_the_sampler_says(
+    monkeypatch: pytest.MonkeyPatch, sampler: str, handle: Handle
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+    made = Lightly()
+    made.watch.begin(handle).end()
+    has_sampled_parent = handle.delivery.is_first and handle.delivery.trace_context == PUBLISHED
+    has_parent = handle.delivery.is_first and handle.delivery.trace_context is not None
+    wanted = {
+        "always_on": True,
+        "always_off": False,
+        "parentbased_always_on": has_sampled_parent or not has_parent,
+        "parentbased_always_off": has_sampled_parent,
+    }
+    assert len(made.spans()) == wanted[sampler]
+    made.provider.shutdown()
+
+
+@pytest.mark.parametrize("sampler", [DEFAULT_ON, DEFAULT_OFF, ParentBasedTraceIdRatio(0.5)])
+def test_what_an_unsampled_parent_decides_is_handed_on(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:  # noqa: ANN401  of the SDK
+    monkeypatch.setattr("opentelemetry.sdk.trace.sampling._get_from_env_or_default", lambda: sampler)
+    made = Lightly()
+    tracer = OpenTelemetryTracer(Identity(generation=3), "worker-1", made.provider)
+    assert isinstance(tracer.start(act(UNSAMPLED)), Carried)
+    assert isinstance(tracer.start(act()), Lean)
+    made.provider.shutdown()

@@ -1,0 +1,152 @@
+"""The watch of a busy worker: what goes well is told many at a time, soon, in order, and before anything else is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from spectral.core.events.infrastructure.observability import outlet as outlets
+from spectral.core.events.infrastructure.observability import watch as module
+from spectral.core.events.infrastructure.observability.tools import Lean
+from spectral.core.events.infrastructure.observability.watch import Watch
+from spectral.core.events.outcome import Handled
+from spectral.core.events.probe import (
+    Act,
+    Failure,
+    Finished,
+    Handle,
+    HandlerRan,
+    Note,
+    NoteTaker,
+    SettlementWritten,
+    Stopped,
+)
+from tests.unit.log_notes import delivery
+from tests.unit.test_watch import LARGE, PATIENCE, Told, fail
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits, waits for ever, unless something happens."""
+    monkeypatch.setattr(outlets, "_GATHER", threading.TIMEOUT_MAX)
+
+
+class Counts(NoteTaker):
+    """Keeps what it is told, and when it was."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+        self.times: list[float] = []
+        self.told = threading.Event()
+
+    def tell_at(self, note: Note, at: float) -> None:
+        self.notes.append(note)
+        self.times.append(at)
+        self.told.set()
+
+
+def handled(payload: str = "{}") -> Finished:
+    return Finished(delivery()._replace(payload=payload), Handled(), ("worlds.index",), 0.1)
+
+
+def ran(failure: Failure | None = None) -> HandlerRan:
+    return HandlerRan(Handle(delivery(), "worlds.index"), 0.1, failure, None)
+
+
+def test_it_is_told_soon_although_nothing_else_happens() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    before = time.time()
+    watch.tell(note := handled())
+    after = time.time()
+    assert counts.told.wait(PATIENCE)
+    assert counts.notes == [note]
+    assert before <= counts.times[0] <= after, "it happened when it was said, not when it was told"
+
+
+@pytest.mark.usefixtures("patient")
+def test_it_is_told_before_anything_else_is() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    notes: list[Note] = [ran(), SettlementWritten(1, 0.1), handled(), ran(Failure("E", "no")), Stopped()]
+    for note in notes:
+        watch.tell(note)
+    assert counts.notes == notes
+
+
+@pytest.mark.usefixtures("patient")
+def test_so_many_do_not_wait() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    for _ in range(module._MANY - 1):
+        watch.tell(ran())
+    assert counts.notes == []
+    watch.tell(ran())
+    assert len(counts.notes) == module._MANY
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_is_told_when_everything_is_to_be() -> None:
+    watch = Watch({"told": (told := Told())}, {"counts": (counts := Counts())})
+    watch.tell(handled())
+    assert watch.flush(PATIENCE)
+    assert [len(told.notes), len(counts.notes)] == [1, 1]
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_waits_does_so_without_much_of_a_payload() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    watch.tell(handled(LARGE))
+    watch.tell(HandlerRan(Handle(delivery()._replace(payload=LARGE), "worlds.index"), 0.1, None, None))
+    watch.catch_up()
+    settled, run = counts.notes
+    assert isinstance(settled, Finished)
+    assert isinstance(run, HandlerRan)
+    assert (settled.delivery.payload, run.act.delivery.payload) == ("", "")
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_lean_span_is_sent_with_its_note_and_may_fail() -> None:
+    class Light:
+        sent = finished = 0
+
+        def start(self, _act: Act) -> Lean:
+            return Lean("00-x", None, self)
+
+        def leave(self, failure: Failure | None) -> bool:
+            return failure is None
+
+        def send(self) -> None:
+            self.sent += 1
+            fail()
+
+        def finish(self, failure: Failure | None) -> None:
+            assert failure is not None
+            self.finished += 1
+
+    watch = Watch({}, {"counts": (counts := Counts())}, light := Light())
+    watch.begin(Handle(delivery(), "worlds.index")).end()
+    watch.begin(Handle(delivery(), "worlds.index")).end(ValueError("no"))
+    assert watch.flush(PATIENCE)
+    assert (light.sent, light.finished) == (1, 1)
+    assert [type(note) for note in counts.notes] == [HandlerRan, HandlerRan]
+    assert watch.troubles()["traces"] == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on
+@pytest.mark.usefixtures("patient")
+def test_the_child_of_a_fork_does_not_tell_what_its_parent_tells() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    watch.tell(note := handled())
+    child = os.fork()
+    if child == 0:
+        told = 1
+        try:
+            watch.catch_up()
+            told = len(counts.notes)
+        finally:
+            os._exit(told)
+    _, status = os.waitpid(child, 0)
+    watch.catch_up()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert counts.notes == [note]
