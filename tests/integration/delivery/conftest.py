@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from spectral.core.events import Consumer
+from spectral.core.events.consumer import Handler
+from spectral.core.events.delivery import trust
+from spectral.core.events.infrastructure.postgres.lane import PostgresLane
+from spectral.core.events.lease import Delivery
 from tests.integration.delivery.platform_worker import AT_ONCE, Bench, open_bench
 
 
@@ -21,3 +25,18 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 def platform() -> Consumer:
     """The platform's handlers: none yet. They are retried at once, three times."""
     return Consumer("platform", retry=AT_ONCE)
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each group was begun with that needed no savepoints; one run is proof enough."""
+    begun: list[int] = []
+    begin = PostgresLane.begin_together
+
+    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+        begun.append(len(runs))
+        return await begin(self, runs)
+
+    monkeypatch.setattr(trust, "ENOUGH", 1)
+    monkeypatch.setattr(PostgresLane, "begin_together", counted)
+    return begun

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Unpack
+from typing import Any
 
 import psycopg
 import pytest
 
 from spectral.core.events import Consumer, TerminalHandlerError, Transaction
-from spectral.core.events.consumer import Handler
 from spectral.core.events.delivery import trust
 from spectral.core.events.failure import TransactionMisusedError
-from spectral.core.events.infrastructure.postgres.lane import PostgresLane
-from spectral.core.events.lease import Delivery
+from spectral.core.events.infrastructure.postgres import lane
 from spectral.core.events.outcome import AlreadyHandled
 from spectral.core.events.probe import Finished, HandlerRan, SettlementWritten
 from tests.integration.delivery.platform_worker import (
@@ -26,59 +23,19 @@ from tests.integration.delivery.platform_worker import (
     NEVER_AGAIN,
     STARTED,
     Bench,
-    Changes,
     Scan,
     shortened,
     soon,
     until,
     write_effect,
 )
-
-WARM = 1_000
-
-
-@pytest.fixture
-def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each group was begun with that needed no savepoints; one run is proof enough."""
-    begun: list[int] = []
-    begin = PostgresLane.begin_together
-
-    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
-        begun.append(len(runs))
-        return await begin(self, runs)
-
-    monkeypatch.setattr(trust, "ENOUGH", 1)
-    monkeypatch.setattr(PostgresLane, "begin_together", counted)
-    return begun
+from tests.integration.delivery.trusted import WARM, effects, project_scans, trusting
 
 
-@asynccontextmanager
-async def trusting(
-    bench: Bench, consumer: Consumer, *event_types: str, **changes: Unpack[Changes]
-) -> AsyncIterator[None]:
-    """A worker of one lane that has seen each of its handlers do well."""
-    changes.setdefault("lanes", 1)
-    async with bench.running(consumer, **changes):
-        for number, event_type in enumerate(event_types or (COMPLETED,), start=WARM):
-            await bench.publish(number, event_type=event_type)
-            await until(lambda: bench.all_are("delivered"))
-        yield
-
-
-def project_scans(consumer: Consumer) -> Counter[int]:
-    """Have a handler write an effect for each scan; answers how often it ran for which."""
-    runs: Counter[int] = Counter()
-
-    @consumer.on(COMPLETED)
-    async def project(scan: Scan, tx: Transaction) -> None:
-        runs[scan.number] += 1
-        await write_effect(tx, "project", scan.number)
-
-    return runs
-
-
-async def effects(bench: Bench) -> list[tuple[str, int]]:
-    return [effect for effect in await bench.effects() if effect[1] < WARM]
+@pytest.fixture(autouse=True)
+def _one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a driver that is not known; those that run at the same time have tests of their own."""
+    monkeypatch.setattr(lane, "KNOWS_DRIVER", False)
 
 
 async def test_rows_of_a_trusted_handler_are_begun_and_committed_together(

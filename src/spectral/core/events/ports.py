@@ -10,6 +10,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from spectral.core.events.protocols import Transaction
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from datetime import datetime
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from spectral.core.events.lease import Delivery, Lease
     from spectral.core.events.outcome import Outcome
     from spectral.core.events.probe import FannedOut, Reaped, Unhandled
-    from spectral.core.events.protocols import Transaction
 
 
 class ClaimAsk(NamedTuple):
@@ -189,6 +190,47 @@ class GroupVoidError(Exception):
     """The transaction of a group is gone, through the fault of the handler that ran last; nothing of it is kept."""
 
 
+class BriefTransaction(Transaction, Protocol):
+    """What a handler is given that runs beside others: one statement, and nothing else."""
+
+    overran: bool
+    """Whether it wanted more than that; what was done in the transaction cannot be kept then."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its statement is still to be carried out."""
+        ...
+
+    def end(self) -> None:
+        """Its handler has ended."""
+        ...
+
+
+class Errands(Protocol):
+    """The statements of several handlers that run at the same time in one transaction."""
+
+    on_errand: Callable[[], None]
+    """Called when there is one, or when somebody wanted more than one."""
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether there are some to be carried out."""
+        ...
+
+    def transaction(self) -> BriefTransaction:
+        """For one more handler."""
+        ...
+
+    async def carry_out(self, within: float) -> BriefTransaction | None:
+        """Carry out what waits, in one round trip. Answers whose statement was refused: then nobody gets an answer.
+
+        Raises:
+            TimeoutError: there was no answer in time; the lane is to be dropped.
+            SubstrateLostError: the connection is lost.
+        """
+        ...
+
+
 class Lane(Protocol):
     """One connection on which transactional handlers run, one after the other; several may share a commit.
 
@@ -205,6 +247,15 @@ class Lane(Protocol):
     @property
     def was_plain(self) -> bool:
         """Whether that handler has left nothing in the session that another one might find."""
+        ...
+
+    @property
+    def was_brief(self) -> bool:
+        """Whether it has sent one statement at most, with a small answer, and nothing else."""
+        ...
+
+    def errands(self) -> Errands:
+        """For the brief handlers of a group that was begun together, to be run at the same time."""
         ...
 
     async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.events.delivery.abreast import TakenBackError, run_abreast
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.dispatch import HANDLED, conclude, run, used_up
 from spectral.core.events.describe import describe
@@ -42,6 +43,8 @@ _CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
 _DISCONNECTIONS: Final = 3
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
 _FIRST_STRETCH: Final = 10
+_LONG: Final = 0.1
+"""Seconds. A handler that takes so long is not brief."""
 
 
 @dataclass(slots=True)
@@ -132,6 +135,9 @@ class LaneLoop:
             self._desk.isolate(current[0])
             rows.extendleft(reversed([*group.deliveries(), *current]))
             await self._lane.abandon()
+        except TakenBackError as taken:
+            rows.extendleft(reversed([*group.deliveries(), *current]))
+            await (self._lane.drop() if taken.unanswered else self._lane.abandon())
         except _VoidedError as voided:
             rows.extendleft(reversed([*group.deliveries(), *self._acquitted(group, current, voided)]))
             await (self._lane.abandon() if voided.undone else self._lane.drop())
@@ -187,7 +193,10 @@ class LaneLoop:
         group.together = self._was_together = True
         waiting = deque(runs)
         try:
-            await self._run_together(group, waiting, current)
+            if self._is_brief(runs[0]):
+                await self._run_abreast(group, waiting, current)
+            else:
+                await self._run_together(group, waiting, current)
         finally:
             # Those whose turn has not come keep their place: before others they would make them wait for ever.
             begun = {id(delivery) for delivery, _ in runs[: len(runs) - len(waiting)]}
@@ -197,6 +206,27 @@ class LaneLoop:
         done = len(group.conclusions)
         self._stretch = max(done, 1) if waiting else min(max(self._stretch, done * 2), self._desk.settings.batch)
         return True
+
+    def _is_brief(self, run: tuple[Delivery, Handler]) -> bool:
+        _, handler = run
+        return self._desk.trust.is_brief(handler.name)
+
+    async def _run_abreast(
+        self, group: _Group, waiting: deque[tuple[Delivery, Handler]], current: list[Delivery]
+    ) -> None:
+        """Run all of them at the same time."""
+        runs = list(waiting)
+        waiting.clear()
+        current.extend([delivery for delivery, _ in runs])
+        for delivery in current:
+            self._desk.begin(delivery)
+        began = time.perf_counter()
+        await run_abreast(self._desk, self._lane.errands(), runs)
+        if time.perf_counter() - began > _LONG:
+            for name in {handler.name for _, handler in runs}:
+                self._desk.trust.took_long(name)
+        group.conclusions.extend([self._desk.conclusion(each, HANDLED, [handler.name]) for each, handler in runs])
+        current.clear()
 
     def _trusted_runs(self, rows: Sequence[Delivery]) -> list[tuple[Delivery, Handler]]:
         """The rows that need no savepoint, no more than are likely to be through in time, and what is to be run."""
@@ -209,7 +239,7 @@ class LaneLoop:
             runs.extend((delivery, handler) for handler in handlers if self._is_trusted(handler))
             if len(runs) == self._stretch:
                 break
-        return runs
+        return [run for run in runs if self._is_brief(run) == self._is_brief(runs[0])]
 
     def _is_trusted(self, handler: Handler) -> bool:
         return handler.timeout_seconds < self._longest and self._desk.trust.has(handler.name)
@@ -317,6 +347,7 @@ class LaneLoop:
 
     async def _run_in_transaction(self, handler: Handler, delivery: Delivery, group: _Group) -> BaseException | None:
         """Run it in the transaction and keep what it wrote, or undo that, with what it takes along, and answer why."""
+        began = time.perf_counter()
         execution = await run(self._desk, handler, delivery, self._lane.transaction)
         error = execution.error
         if execution.ran_away and error is not None:
@@ -329,7 +360,9 @@ class LaneLoop:
                 except TransactionMisusedError as misused:
                     error = misused
                 else:
-                    self._desk.trust.ran(handler.name, plainly=self._lane.was_plain)
+                    self._desk.trust.ran(handler.name, plainly=self._lane.was_plain, briefly=self._lane.was_brief)
+                    if time.perf_counter() - began > _LONG:
+                        self._desk.trust.took_long(handler.name)
                     return None
             self._desk.trust.failed(handler.name)
             await (self._lane.undo_together() if group.together else self._lane.undo())

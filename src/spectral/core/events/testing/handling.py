@@ -16,7 +16,7 @@ from spectral.core.events.consumer import Consumer, Handler
 from spectral.core.events.envelope import DEFAULT_CONTEXTS
 from spectral.core.events.failure import ConfigurationError, TransactionMisusedError
 from spectral.core.events.infrastructure.observability.logs import handler_logger
-from spectral.core.events.infrastructure.postgres.lane import PostgresTransaction
+from spectral.core.events.infrastructure.postgres.transaction import PostgresTransaction
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.payload import encode_payload
 from spectral.core.events.protocols import DeliveryContext

@@ -14,26 +14,25 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import sql
 from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
-from psycopg.rows import tuple_row
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.infrastructure.postgres.conclusions import Together, begin_one, standing, statements
-from spectral.core.events.infrastructure.postgres.lasting import may_last
-from spectral.core.events.infrastructure.postgres.outbox import OutboxPublisher
+from spectral.core.events.infrastructure.postgres.errands import KNOWS_DRIVER, PostgresErrands, Prepared
 from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
+from spectral.core.events.infrastructure.postgres.transaction import PostgresTransaction
+from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate, GroupVoidError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from uuid import UUID
 
     from psycopg.pq.abc import PGresult
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.publish import Publishing
-    from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import Conclusion
     from spectral.core.events.settings import WorkerSettings
@@ -49,92 +48,6 @@ _WHO_AND_HOW: Final = (
 )
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 _GATES: Final = {gate.value.encode(): gate for gate in Gate}
-
-
-class PostgresTransaction:
-    """Implements `Transaction`, on a connection in a transaction.
-
-    It ends with its handler: a task that outlives the handler must not write into the next one's. `is_plain` as long as
-    the handler has done nothing that the next one in the transaction might find; on the connection it may do anything.
-    """
-
-    def __init__(self, connection: psycopg.AsyncConnection[Any], publishing: Publishing) -> None:
-        self._connection = connection
-        self._publishing = publishing
-        self._ended = False
-        self.is_plain = True
-
-    @property
-    def connection(self) -> psycopg.AsyncConnection[Any]:
-        """The connection itself; not to be kept."""
-        self.is_plain = False
-        return self._open()
-
-    def _open(self) -> psycopg.AsyncConnection[Any]:
-        if self._ended:
-            raise TransactionMisusedError("the transaction ended with its handler; await everything it starts")
-        return self._connection
-
-    def end(self) -> None:
-        """Its handler has ended."""
-        self._ended = True
-
-    async def execute(
-        self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
-    ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
-        """Run one statement."""
-        connection = self._open()
-        if self.is_plain and not may_last(query):
-            cursor = _PlainCursor(connection, row_factory=tuple_row)
-            await cursor.execute(query.encode(), params)
-            cursor.hand_over(self)
-            return cursor
-        self.is_plain = False
-        return await connection.cursor(row_factory=tuple_row).execute(query.encode(), params)
-
-    async def publish(self, envelope: EventEnvelope) -> None:
-        """Publish in this transaction."""
-        await OutboxPublisher(self._open(), self._publishing).publish(envelope)
-
-
-class _PlainCursor(psycopg.AsyncCursor[tuple[Any, ...]]):
-    """The cursor of a plain statement that has run. Used again, or for its connection, it may do anything."""
-
-    _owner: PostgresTransaction | None = None
-
-    def hand_over(self, owner: PostgresTransaction) -> None:
-        """From now on it is the handler's, who may do more than fetch."""
-        self._owner = owner
-
-    def _use(self) -> None:
-        if self._owner is not None:
-            _ = self._owner.connection  # it is that which is used, and like it not to be kept
-
-    @property
-    def connection(self) -> psycopg.AsyncConnection[Any]:
-        """See the driver's."""
-        self._use()
-        return super().connection
-
-    def execute(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  whatever the driver says
-        """See the driver's."""
-        self._use()
-        return super().execute(*args, **options)
-
-    def executemany(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
-        """See the driver's."""
-        self._use()
-        return super().executemany(*args, **options)
-
-    def stream(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
-        """See the driver's."""
-        self._use()
-        return super().stream(*args, **options)
-
-    def copy(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as above
-        """See the driver's."""
-        self._use()
-        return super().copy(*args, **options)
 
 
 class PostgresLane:
@@ -154,6 +67,7 @@ class PostgresLane:
         self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
         self._savepoint = b""  # that of each of its handlers
         self._together = Together(())
+        self._prepared = Prepared()  # on this connection
         self._accepted = False  # whether the server has still to say something to the handler that was accepted
         self._require_role = b""
         self._settings = b""
@@ -168,6 +82,17 @@ class PostgresLane:
     def was_plain(self) -> bool:
         """See `Lane`."""
         return self._transaction is not None and self._transaction.is_plain
+
+    @property
+    def was_brief(self) -> bool:
+        """See `Lane`."""
+        return KNOWS_DRIVER and self._transaction is not None and self._transaction.is_brief
+
+    def errands(self) -> PostgresErrands:
+        """See `Lane`."""
+        connection = self._open()
+        assert isinstance(connection, WatchedConnection)  # noqa: S101  its session is for handlers
+        return PostgresErrands(connection, self._prepared)
 
     async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
         """See `Lane`."""
@@ -351,6 +276,7 @@ class PostgresLane:
         if not kept:
             parts.append(self._session.apply_settings.as_bytes(connection).removeprefix(b"select "))
         self._settings = b", ".join(parts)
+        self._prepared = Prepared()
         self._connection = connection
 
 
