@@ -14,7 +14,9 @@ import psycopg
 import pytest
 from psycopg.pq.abc import PGresult
 
+from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import session
+from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
 from spectral.core.events.infrastructure.postgres.script import Statement, run_script
 from spectral.core.events.infrastructure.postgres.session import Session
 
@@ -44,10 +46,10 @@ class Calls:
         dooms: ContextVar[bool] = ContextVar("dooms", default=False)
 
         async def counted_call(this: Session, work: Work[T]) -> T:
-            return await call(this, self._failing(work) if self._is_doomed(this) else work)
+            return await call(this, self._failing(work) if self._is_doomed(this._application) else work)
 
         async def counted_script(this: Session, *statements: Statement) -> list[PGresult]:
-            token = dooms.set(self._is_doomed(this))
+            token = dooms.set(self._is_doomed(this._application))
             try:
                 return await script(this, *statements)
             finally:
@@ -62,7 +64,7 @@ class Calls:
             return await (self._failing(work) if dooms.get() else work)(connection)
 
         async def counted_open(this: Session) -> psycopg.AsyncConnection[Any]:
-            if self._is_doomed(this):
+            if self._is_doomed(this._application):
                 raise psycopg.OperationalError("refused on purpose")
             return await open_(this)
 
@@ -70,9 +72,26 @@ class Calls:
         monkeypatch.setattr(Session, "_open", counted_open)
         monkeypatch.setattr(Session, "script", counted_script)
         monkeypatch.setattr(session, "run_script", counted_send)
+        self._install_for_errands(monkeypatch)
 
-    def _is_doomed(self, of: Session) -> bool:
-        name = of._application.rpartition(" ")[2]
+    def _install_for_errands(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        carry_out = PostgresErrands.carry_out
+
+        async def counted_errands(this: PostgresErrands, within: float) -> PostgresBriefTransaction | None:
+            if not self._is_doomed(this.connection.info.get_parameters()["application_name"]):
+                return await carry_out(this, within)
+            first = this.waiting[0].sender
+            try:
+                return await self._failing(lambda _: carry_out(this, within))(this.connection)
+            except psycopg.errors.DiskFull:
+                return first  # which is what a refusal comes to
+            except psycopg.Error as error:
+                raise SubstrateLostError(str(error)) from None
+
+        monkeypatch.setattr(PostgresErrands, "carry_out", counted_errands)
+
+    def _is_doomed(self, application: str) -> bool:
+        name = application.rpartition(" ")[2]
         self.made[name] += 1
         return self.made[name] == self.doomed.get(name)
 

@@ -8,6 +8,7 @@ from typing import Final
 _FLOW: Final = "src/spectral/core/events/delivery"
 _POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
 _TOGETHER: Final = "tests/integration/delivery/test_together.py"
+_ABREAST: Final = "tests/integration/delivery/test_abreast.py"
 _OPEN_PUBLISHER: Final = (
     "tests/integration/delivery/test_bell.py"
     "::test_an_open_silent_publisher_is_waited_for_and_its_event_delivered_promptly"
@@ -202,5 +203,29 @@ MUTATIONS: Final = (
         "a failure counts without the row's gate",
         (Edit(f"{_FLOW}/lane.py", "if voided.undone and group.conclusions:", "if voided.undone and not current:"),),
         f"{_TOGETHER}::test_two_rows_of_one_key_in_one_group_do_not_fail_by_each_other",
+    ),
+    Mutation(
+        "who runs beside others may send as many statements as he likes",
+        (
+            Edit(f"{_POSTGRES}/errands.py", "if self._errand is not None or may_last(query):", "if may_last(query):"),
+            Edit(f"{_FLOW}/abreast.py", "if walk.transaction.overran:", "if False:"),
+        ),
+        f"{_ABREAST}::test_who_reads_before_he_writes_loses_no_update",
+    ),
+    Mutation(
+        "what was done beside one who wanted more is kept",
+        (Edit(f"{_FLOW}/abreast.py", "if walk.transaction.overran:", "if False:"),),
+        f"{_ABREAST}::test_who_wants_more_than_a_statement_is_run_by_himself",
+    ),
+    Mutation(
+        "who fails beside others does not undo what they did",
+        (
+            Edit(
+                f"{_FLOW}/abreast.py",
+                "                self._desk.trust.failed(walk.handler.name)\n                raise TakenBackError",
+                "                self._desk.trust.failed(walk.handler.name)",
+            ),
+        ),
+        f"{_ABREAST}::test_one_that_fails_after_its_statement_fails_alone",
     ),
 )

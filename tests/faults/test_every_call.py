@@ -19,6 +19,7 @@ from spectral.core.events.bootstrap import worker
 from spectral.core.events.delivery import desk, trust
 from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.delivery.trust import Trust
+from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
 from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.probe import Crashed, Note, NoteTaker
 from spectral.core.events.settings import WorkerTimes
@@ -52,9 +53,17 @@ class Crashes(NoteTaker):
 class Trusting(Trust):
     """That of a worker which has seen its handlers do well."""
 
+    briefly = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.ran("platform.project", plainly=True)
+        self.ran("platform.project", plainly=True, briefly=self.briefly)
+
+
+class TrustingInBrief(Trusting):
+    """The same, of handlers that sent one statement each."""
+
+    briefly = True
 
 
 def of_every_kind() -> list[EventEnvelope]:
@@ -117,24 +126,33 @@ async def test_any_call_may_fail_once(stage: Stage, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("trusting", [Trusting, TrustingInBrief])
 async def test_any_call_of_a_group_without_savepoints_may_fail_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How, trusting: type[Trusting]
 ) -> None:
     committed: list[int] = []
+    carried_out: list[int] = []
     commit = PostgresLane.commit_together
+    carry_out = PostgresErrands.carry_out
+
+    async def counted_errands(self: PostgresErrands, within: float) -> PostgresBriefTransaction | None:
+        carried_out.append(len(self.waiting))
+        return await carry_out(self, within)
 
     async def counted(self: PostgresLane, count: int) -> None:
         await commit(self, count)
         committed.append(count)
 
+    monkeypatch.setattr(PostgresErrands, "carry_out", counted_errands)
     monkeypatch.setattr(PostgresLane, "commit_together", counted)
     monkeypatch.setattr(trust, "ENOUGH", 1)
-    monkeypatch.setattr(desk, "Trust", Trusting)
+    monkeypatch.setattr(desk, "Trust", trusting)
     monkeypatch.setattr(
         f"{__name__}.TIMES", replace(TIMES, lease=timedelta(minutes=1))
     )  # longer than a handler may take
     await fail_each_call_once(stage, monkeypatch, how, for_groups)
     assert max(committed) > 1
+    assert (max(carried_out, default=0) > 1) == trusting.briefly
 
 
 async def fail_each_call_once(stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How, events: Events) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from spectral.core.events.delivery.trust import ENOUGH, Trust
 
 NAME = "billing.write_invoice"
@@ -39,3 +43,49 @@ def test_who_ever_leaves_something_behind_never_has_it_again() -> None:
     for _ in range(2 * ENOUGH):
         trust.ran(NAME, plainly=True)
     assert not trust.has(NAME)
+
+
+def brief() -> Trust:
+    trust = Trust()
+    for _ in range(ENOUGH):
+        trust.ran(NAME, plainly=True, briefly=True)
+    return trust
+
+
+def test_who_was_brief_often_enough_may_run_beside_others() -> None:
+    trust = Trust()
+    for _ in range(ENOUGH):
+        assert not trust.is_brief(NAME)
+        trust.ran(NAME, plainly=True, briefly=True)
+    assert trust.is_brief(NAME)
+    assert not trust.is_brief("billing.other")
+
+
+def test_who_was_not_brief_once_never_is_again_and_keeps_the_rest_of_his_trust() -> None:
+    trust = brief()
+    trust.ran(NAME, plainly=True, briefly=False)
+    trust.took_long(NAME)
+    trust.failed(NAME)
+    for _ in range(2 * ENOUGH):
+        trust.ran(NAME, plainly=True, briefly=True)
+    assert not trust.is_brief(NAME)
+    assert trust.has(NAME)
+
+
+def test_who_strayed_never_runs_beside_others_again() -> None:
+    trust = brief()
+    trust.strayed(NAME)
+    for _ in range(2 * ENOUGH):
+        trust.ran(NAME, plainly=True, briefly=True)
+    assert not trust.is_brief(NAME)
+    assert trust.has(NAME)
+
+
+@pytest.mark.parametrize("loses", [Trust.took_long, Trust.failed])
+def test_who_takes_long_or_fails_has_to_show_anew_that_he_is_brief(loses: Callable[[Trust, str], None]) -> None:
+    trust = brief()
+    loses(trust, NAME)
+    for _ in range(ENOUGH):
+        assert not trust.is_brief(NAME)
+        trust.ran(NAME, plainly=True, briefly=True)
+    assert trust.is_brief(NAME)

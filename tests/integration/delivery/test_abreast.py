@@ -45,7 +45,7 @@ def round_trips(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> list[int]
     carry_out = PostgresErrands.carry_out
 
     async def counted(self: PostgresErrands, within: float) -> PostgresBriefTransaction | None:
-        carried.append(len(self._waiting))
+        carried.append(len(self.waiting))
         return await carry_out(self, within)
 
     monkeypatch.setattr(PostgresErrands, "carry_out", counted)
@@ -313,7 +313,7 @@ async def test_who_waits_for_something_else_is_not_run_beside_others_again(
 
 
 async def test_one_that_takes_too_long_fails_alone(bench: Bench, platform: Consumer, round_trips: list[int]) -> None:
-    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=0.5))
+    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=1.5))
     async def project(scan: Scan, tx: Transaction) -> None:
         await write_effect(tx, "project", scan.number)
         if scan.number == 1:
@@ -334,7 +334,7 @@ async def test_a_statement_that_takes_too_long_fails_alone(
     await bench.execute("create table public.held (number integer primary key)")
     await bench.execute("insert into public.held select generate_series(0, 3)")
 
-    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=0.7))
+    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=1.5))
     async def project(scan: Scan, tx: Transaction) -> None:
         await tx.execute("update public.held set number = number where number = %s", [scan.number])
 
@@ -353,7 +353,7 @@ async def test_who_runs_away_can_do_no_harm(bench: Bench, platform: Consumer, ro
     go_on = asyncio.Event()
     refused: list[Exception] = []
 
-    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=0.3))
+    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=1))
     async def project(scan: Scan, tx: Transaction) -> None:
         if scan.number == 1:
             while not go_on.is_set():
@@ -366,8 +366,10 @@ async def test_who_runs_away_can_do_no_harm(bench: Bench, platform: Consumer, ro
 
     async with trusting(bench, platform):
         ids = await bench.publish(*range(3))
-        await until(lambda: bench.value(ALL_ENDED))
-        go_on.set()
+        try:
+            await until(lambda: bench.value(ALL_ENDED))
+        finally:
+            go_on.set()
         await until(lambda: len(refused) == 2)
     assert round_trips[:1] == [2], "the one that does not come to its statement"
     assert len(bench.notes.of(HandlerRanAway)) == 2

@@ -110,6 +110,7 @@ async def test_an_event_of_a_trusted_handler_costs_hardly_more_than_its_handler_
 
     @platform.on(COMPLETED)
     async def project(scan: Scan, tx: Transaction) -> None:
+        await tx.execute("select 1")
         await write_effect(tx, "project", scan.number)
 
     await bench.publish(*range(300))
@@ -117,8 +118,26 @@ async def test_an_event_of_a_trusted_handler_costs_hardly_more_than_its_handler_
     await bench.drain(platform, lanes=1)
     assert await bench.statuses() == {"delivered": 300}
     # The first group of fifty has a gate for each. Of the others a group is opened and committed by one message each.
-    assert traffic.round_trips["lane"] <= 2 * 50 + 250 + 40, traffic
-    assert traffic.statements["lane"] <= 8 * 50 + 250 + 15 * 12, traffic
+    assert traffic.round_trips["lane"] <= 3 * 50 + 2 * 250 + 40, traffic
+    assert traffic.statements["lane"] <= 9 * 50 + 2 * 250 + 15 * 12, traffic
+    assert traffic.round_trips["settle"] == 0, traffic
+
+
+async def test_brief_handlers_share_a_round_trip(
+    bench: Bench, platform: Consumer, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "ENOUGH", 10)
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+
+    await bench.publish(*range(500))
+    traffic.clear()
+    await bench.drain(platform, lanes=1)
+    assert await bench.statuses() == {"delivered": 500}
+    # The first group as above. Then three messages for each group, of ten, of twenty, of forty and of fifty.
+    assert traffic.round_trips["lane"] <= 2 * 50 + 3 * 13 + 10, traffic
     assert traffic.round_trips["settle"] == 0, traffic
 
 

@@ -133,18 +133,18 @@ class PostgresErrands:
 
     def __init__(self, connection: WatchedConnection, prepared: Prepared) -> None:
         self.connection = connection
-        self._waiting: list[_Errand] = []
+        self.waiting: list[_Errand] = []
         self.on_errand: Callable[[], None] = _ignore
         self._prepared = prepared
 
     @property
     def are_waiting(self) -> bool:
         """See `Errands`."""
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def add(self, errand: _Errand) -> None:
         """One more."""
-        self._waiting.append(errand)
+        self.waiting.append(errand)
         self.on_errand()
 
     def transaction(self) -> PostgresBriefTransaction:
@@ -153,7 +153,7 @@ class PostgresErrands:
 
     async def carry_out(self, within: float) -> PostgresBriefTransaction | None:
         """See `Errands`."""
-        errands, self._waiting = self._waiting, []
+        errands, self.waiting = self.waiting, []
         pgconn = self.connection.pgconn
         try:
             async with self.connection.lock:
