@@ -55,7 +55,7 @@ MUTATIONS: Final = (
         "others run after a handler that may have left something behind",
         (
             Edit(
-                f"{_FLOW}/lane.py",
+                f"{_FLOW}/together.py",
                 "            if not self._lane.was_plain:\n                return\n",
                 "",
             ),
@@ -201,7 +201,11 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "a failure counts without the row's gate",
-        (Edit(f"{_FLOW}/lane.py", "if voided.undone and group.conclusions:", "if voided.undone and not current:"),),
+        (
+            Edit(
+                f"{_FLOW}/lane.py", "if voided.undone and group.conclusions:", "if voided.undone and not group.current:"
+            ),
+        ),
         f"{_TOGETHER}::test_two_rows_of_one_key_in_one_group_do_not_fail_by_each_other",
     ),
     Mutation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -18,9 +18,11 @@ from psycopg.types.json import Jsonb
 from psycopg.types.string import TextLoader
 
 from spectral.core.events import Consumer, EventEnvelope, TerminalHandlerError, Transaction
+from spectral.core.events.consumer import Handler
 from spectral.core.events.failure import TransactionMisusedError
 from spectral.core.events.infrastructure.postgres import lane
 from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
+from spectral.core.events.lease import Delivery
 from spectral.core.events.probe import Finished, HandlerRan, HandlerRanAway
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
@@ -432,6 +434,29 @@ async def test_a_worker_that_is_cancelled_under_their_statements_leaves_nothing(
     assert ended == {0: 1, 1: 1, 2: 1, 3: 1}
     assert {await bench.status(each) for each in ids} == {"pending"}
     assert [(await bench.row(each))["attempts"] for each in ids] == [0, 0, 0, 0]
+
+
+async def test_a_worker_that_is_told_to_stop_begins_none_of_them(
+    bench: Bench, platform: Consumer, round_trips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = project_scans(platform)
+    begin = lane.PostgresLane.begin_together
+
+    async def begin_and_stop(self: lane.PostgresLane, begun: Sequence[tuple[Delivery, Handler]]) -> bool:
+        listener.stop()
+        return await begin(self, begun)
+
+    monkeypatch.setattr(lane.PostgresLane, "begin_together", begin_and_stop)
+    listener = bench.worker(platform, lanes=1)
+    running = asyncio.create_task(listener.run())
+    await bench.publish(WARM)
+    await until(lambda: bench.all_are("delivered"))
+    ids = await bench.publish(*range(4))
+    await soon(running)
+    assert round_trips == []
+    assert set(runs) == {WARM}
+    assert [(await bench.row(each))["attempts"] for each in ids] == [0, 0, 0, 0]
+    assert {await bench.status(each) for each in ids} == {"pending"}
 
 
 async def test_handlers_of_several_types_share_a_round_trip(

@@ -12,20 +12,20 @@ import asyncio
 import time
 from collections import deque
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.delivery.abreast import TakenBackError, run_abreast
+from spectral.core.events.delivery.abreast import TakenBackError
 from spectral.core.events.delivery.backoff import Backoff
-from spectral.core.events.delivery.dispatch import HANDLED, conclude, run, used_up
+from spectral.core.events.delivery.dispatch import conclude, run, used_up
+from spectral.core.events.delivery.group import DISCONNECTIONS, Group, RunAloneError, VoidedError, run_in_transaction
+from spectral.core.events.delivery.together import Together
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
-from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
+from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.outcome import AlreadyHandled, Released
-from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Conclusion, Gate, GroupVoidError
+from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate
 from spectral.core.events.probe import SettlementWritten, SubstrateLost
-from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,39 +37,7 @@ if TYPE_CHECKING:
     from spectral.core.events.ports import Lane
     from spectral.core.events.routes import Limit
 
-_CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
-"""Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
-
-_DISCONNECTIONS: Final = 3
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
-_FIRST_STRETCH: Final = 10
-_LONG: Final = 0.1
-"""Seconds. A handler that takes so long is not brief."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """Rows whose transaction is open, and what to write of them."""
-
-    conclusions: list[Conclusion] = field(default_factory=list)
-    together: bool = False  # without savepoints
-
-    def deliveries(self) -> list[Delivery]:
-        return [conclusion.delivery for conclusion in self.conclusions]
-
-
-class _RunAloneError(Exception):
-    """The row has to be run again in a transaction of its own."""
-
-
-class _VoidedError(Exception):
-    """A handler took the transaction of the whole group down with it; `undone`: which is as it was before."""
-
-    def __init__(self, handler: Handler, error: BaseException, *, undone: bool = False) -> None:
-        super().__init__(handler.name)
-        self.handler = handler
-        self.error = error
-        self.undone = undone
 
 
 class LaneLoop:
@@ -81,12 +49,7 @@ class LaneLoop:
         self._backlog = backlog
         self._limits = limits
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
-        self._stretch = _FIRST_STRETCH  # so many trusted rows are likely to be through when the commit is due
-        self._was_together = False  # whether the group before was of such rows
-        times = desk.settings.times
-        # Rows that are locked are not renewed, so the leases of a group have to last until its last handler has ended.
-        longest = times.lease - times.grace - times.patience - desk.settings.commit_within
-        self._longest = longest.total_seconds()
+        self._together = Together(lane, desk, self._is_solitary)
 
     async def run(self) -> None:
         """Run until the worker stops; what was begun when it is cancelled is given back."""
@@ -119,151 +82,68 @@ class LaneLoop:
 
         Wherever it is interrupted, each row is first put where it belongs; what takes time comes after that.
         """
-        group = _Group()
-        current: list[Delivery] = []
+        group = Group()
         try:
-            if not await self._fill_together(group, rows, current):
-                await self._fill(group, rows, current)
+            if not await self._together.fill(group, rows):
+                await self._fill(group, rows)
             await self._commit(group)
         except AcceptRefusedError:
-            again = [*group.deliveries(), *current]
+            again = group.everything()
             for delivery in again:
                 self._desk.isolate(delivery)
             rows.extendleft(reversed(again))
             await self._lane.abandon()
-        except _RunAloneError:
-            self._desk.isolate(current[0])
-            rows.extendleft(reversed([*group.deliveries(), *current]))
+        except RunAloneError:
+            self._desk.isolate(group.current[0])
+            rows.extendleft(reversed(group.everything()))
             await self._lane.abandon()
         except TakenBackError as taken:
-            rows.extendleft(reversed([*group.deliveries(), *current]))
+            rows.extendleft(reversed(group.everything()))
             await (self._lane.drop() if taken.unanswered else self._lane.abandon())
-        except _VoidedError as voided:
-            rows.extendleft(reversed([*group.deliveries(), *self._acquitted(group, current, voided)]))
+        except VoidedError as voided:
+            rows.extendleft(reversed([*group.deliveries(), *self._acquitted(group, voided)]))
             await (self._lane.abandon() if voided.undone else self._lane.drop())
         except CommitRefusedError as refusal:
             self._divide(group, rows, refusal)
             await self._lane.abandon()
         except SubstrateLostError as lost:
-            self._backlog.put(self._suspected(group, current, lost))
+            self._backlog.put(self._suspected(group, lost))
             await self._lane.drop()
             raise
         except asyncio.CancelledError:
-            rows.extendleft(reversed([*group.deliveries(), *current]))
+            rows.extendleft(reversed(group.everything()))
             raise
 
-    def _acquitted(self, group: _Group, current: list[Delivery], voided: _VoidedError) -> list[Delivery]:
+    def _acquitted(self, group: Group, voided: VoidedError) -> list[Delivery]:
         """The row whose handler has voided its group, if it is to be run again; if not, it has failed.
 
         Of a group without savepoints only the first row's key was written. Whoever has handled another one meanwhile,
         before it in the group or elsewhere, may be why it failed: behind its own gate it will be known.
         """
         if voided.undone and group.conclusions:
-            return current
-        (guilty,) = current
+            return group.current
+        (guilty,) = group.current
         outcome = conclude(guilty, [(voided.handler, voided.error)], self._desk.random)
         self._desk.conclude(guilty, outcome, [voided.handler.name])
         return []
 
-    def _suspected(self, group: _Group, current: list[Delivery], lost: SubstrateLostError) -> list[Delivery]:
+    def _suspected(self, group: Group, lost: SubstrateLostError) -> list[Delivery]:
         """The rows that were under way when the connection was lost, each to be run alone, behind the others.
 
         One whose commit takes the connection down every time is not the database's failure but its own.
         """
-        again = [*group.deliveries(), *current]
+        again = group.everything()
         for delivery in again:
             self._desk.isolate(delivery)
-        if len(group.conclusions) == 1 and not current:
+        if len(group.conclusions) == 1 and not group.current:
             (delivery,) = again
-            if self._desk.count_disconnection(delivery) >= _DISCONNECTIONS:
+            if self._desk.count_disconnection(delivery) >= DISCONNECTIONS:
                 self._fail(delivery, lost)
                 return []
         return again
 
-    async def _fill_together(self, group: _Group, rows: deque[Delivery], current: list[Delivery]) -> bool:
-        """Run those rows that may do without savepoints; false: there are none, or not now."""
-        runs = self._trusted_runs(rows)
-        # Whoever has to wait for them has the next turn.
-        if not runs or (self._was_together and rows[0] is not runs[0][0]):
-            self._was_together = False
-            return False
-        if not await self._lane.begin_together(runs):
-            await self._lane.abandon()
-            return False
-        group.together = self._was_together = True
-        waiting = deque(runs)
-        try:
-            if self._is_brief(runs[0]):
-                await self._run_abreast(group, waiting, current)
-            else:
-                await self._run_together(group, waiting, current)
-        finally:
-            # Those whose turn has not come keep their place: before others they would make them wait for ever.
-            begun = {id(delivery) for delivery, _ in runs[: len(runs) - len(waiting)]}
-            left = [delivery for delivery in rows if id(delivery) not in begun]
-            rows.clear()
-            rows.extend(left)
-        done = len(group.conclusions)
-        self._stretch = max(done, 1) if waiting else min(max(self._stretch, done * 2), self._desk.settings.batch)
-        return True
-
-    def _is_brief(self, run: tuple[Delivery, Handler]) -> bool:
-        _, handler = run
-        return self._desk.trust.is_brief(handler.name)
-
-    async def _run_abreast(
-        self, group: _Group, waiting: deque[tuple[Delivery, Handler]], current: list[Delivery]
-    ) -> None:
-        """Run all of them at the same time."""
-        runs = list(waiting)
-        waiting.clear()
-        current.extend([delivery for delivery, _ in runs])
-        for delivery in current:
-            self._desk.begin(delivery)
-        began = time.perf_counter()
-        await run_abreast(self._desk, self._lane.errands(), runs)
-        if time.perf_counter() - began > _LONG:
-            for name in {handler.name for _, handler in runs}:
-                self._desk.trust.took_long(name)
-        group.conclusions.extend([self._desk.conclusion(each, HANDLED, [handler.name]) for each, handler in runs])
-        current.clear()
-
-    def _trusted_runs(self, rows: Sequence[Delivery]) -> list[tuple[Delivery, Handler]]:
-        """The rows that need no savepoint, no more than are likely to be through in time, and what is to be run."""
-        runs: list[tuple[Delivery, Handler]] = []
-        for delivery in rows:
-            handlers = self._desk.routes.handlers_for(delivery)
-            # One that has failed may do so again; and between several handlers of a row the session has to be reset.
-            if len(handlers) > 1 or delivery.attempts > 1 or self._is_solitary(delivery, handlers):
-                continue
-            runs.extend((delivery, handler) for handler in handlers if self._is_trusted(handler))
-            if len(runs) == self._stretch:
-                break
-        return [run for run in runs if self._is_brief(run) == self._is_brief(runs[0])]
-
-    def _is_trusted(self, handler: Handler) -> bool:
-        return handler.timeout_seconds < self._longest and self._desk.trust.has(handler.name)
-
-    async def _run_together(
-        self, group: _Group, waiting: deque[tuple[Delivery, Handler]], current: list[Delivery]
-    ) -> None:
-        """Run them until the commit is due; none after one that may have left something behind in the session."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self._desk.settings.commit_within.total_seconds()
-        while waiting and not self._desk.stopping and (not group.conclusions or clock() < deadline):
-            delivery, handler = waiting.popleft()
-            current.append(delivery)
-            self._desk.begin(delivery)
-            error = await self._run_in_transaction(handler, delivery, group)
-            if error is not None:
-                raise _VoidedError(handler, error, undone=True)
-            group.conclusions.append(self._desk.conclusion(delivery, HANDLED, [handler.name]))
-            current.clear()
-            if not self._lane.was_plain:
-                return
-
-    async def _fill(self, group: _Group, rows: deque[Delivery], current: list[Delivery]) -> None:
-        """Run rows into the group; `current` is the one that is being run."""
+    async def _fill(self, group: Group, rows: deque[Delivery]) -> None:
+        """Run rows into the group, each behind its own savepoint."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._desk.settings.commit_within.total_seconds()
         while rows and not self._desk.stopping and (not group.conclusions or clock() < deadline):
@@ -272,12 +152,12 @@ class LaneLoop:
             if solitary and group.conclusions:
                 return
             delivery = rows.popleft()
-            current.append(delivery)
+            group.current.append(delivery)
             if solitary:
                 await self._deliver_within_limits(delivery, handlers, group)
             else:
                 await self._deliver(delivery, handlers, group)
-            current.clear()
+            group.current.clear()
             if solitary:
                 return
 
@@ -288,14 +168,14 @@ class LaneLoop:
                 return True
         return self._desk.is_isolated(delivery)
 
-    async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: _Group) -> None:
+    async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> None:
         async with AsyncExitStack() as limits:
             for name in sorted(handler.name for handler in handlers if handler.name in self._limits):
                 await limits.enter_async_context(self._limits[name])
             # Plain ones first: nobody should hold a transaction open while they run.
             await self._deliver(delivery, sorted(handlers, key=lambda each: each.transactional), group)
 
-    async def _deliver(self, delivery: Delivery, handlers: Sequence[Handler], group: _Group) -> None:
+    async def _deliver(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> None:
         failures: list[tuple[Handler, BaseException]] = []
         ran: list[str] = []
         before: Handler | None = None
@@ -333,52 +213,19 @@ class LaneLoop:
         except AcceptRefusedError as refusal:
             if before is None:
                 raise
-            raise _VoidedError(before, refusal.__cause__ or refusal) from None
+            raise VoidedError(before, refusal.__cause__ or refusal) from None
 
-    async def _run(self, handler: Handler, delivery: Delivery, group: _Group) -> BaseException | None:
+    async def _run(self, handler: Handler, delivery: Delivery, group: Group) -> BaseException | None:
         if handler.is_exhausted(delivery):
             return used_up(handler)
         if handler.transactional:
-            return await self._run_in_transaction(handler, delivery, group)
+            return await run_in_transaction(self._desk, self._lane, group, handler, delivery)
         error = (await run(self._desk, handler, delivery)).error
         if error is None:
             self._desk.took_effect(delivery, handler.name)
         return error
 
-    async def _run_in_transaction(self, handler: Handler, delivery: Delivery, group: _Group) -> BaseException | None:
-        """Run it in the transaction and keep what it wrote, or undo that, with what it takes along, and answer why."""
-        began = time.perf_counter()
-        execution = await run(self._desk, handler, delivery, self._lane.transaction)
-        error = execution.error
-        if execution.ran_away and error is not None:
-            self._desk.trust.failed(handler.name)
-            raise _VoidedError(handler, error)
-        try:
-            if error is None:
-                try:
-                    self._lane.accept()
-                except TransactionMisusedError as misused:
-                    error = misused
-                else:
-                    self._desk.trust.ran(handler.name, plainly=self._lane.was_plain, briefly=self._lane.was_brief)
-                    if time.perf_counter() - began > _LONG:
-                        self._desk.trust.took_long(handler.name)
-                    return None
-            self._desk.trust.failed(handler.name)
-            await (self._lane.undo_together() if group.together else self._lane.undo())
-        except GroupVoidError as void:
-            self._desk.trust.failed(handler.name)
-            raise _VoidedError(handler, error or TransactionMisusedError(str(void))) from None
-        except SubstrateLostError as lost:
-            # The database's failure and not the handler's, unless it happens again and again.
-            if self._desk.count_disconnection(delivery) < _DISCONNECTIONS:
-                raise
-            raise _VoidedError(handler, error or lost) from None
-        if group.conclusions and sqlstate_of(error) in _CONTENTION:
-            raise _RunAloneError
-        return error
-
-    async def _commit(self, group: _Group) -> None:
+    async def _commit(self, group: Group) -> None:
         if not group.conclusions:
             await self._lane.abandon()
             return
@@ -393,7 +240,7 @@ class LaneLoop:
         self._desk.probe.tell(SettlementWritten(len(group.conclusions), time.perf_counter() - began))
         self._desk.settled_together(group.conclusions, stood)
 
-    def _divide(self, group: _Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
+    def _divide(self, group: Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
         """A commit was refused: of one row, that is its failure; of several, each has to try alone."""
         if group.together:
             for conclusion in group.conclusions:

@@ -1,0 +1,103 @@
+"""A group: rows whose handlers share a transaction of a lane, and what one of them may do to it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from spectral.core.events.delivery.dispatch import run
+from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
+from spectral.core.events.ports import Conclusion, GroupVoidError
+from spectral.core.events.retry import sqlstate_of
+
+if TYPE_CHECKING:
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.delivery.desk import Desk
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.ports import Lane
+
+_CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
+"""Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
+
+_LONG: Final = 0.1
+"""Seconds. A handler that takes so long is not brief."""
+
+DISCONNECTIONS: Final = 3
+"""So often the database is to blame, and not the row under which the connection was lost."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows whose transaction is open, and what to write of them.
+
+    current: those that are being run. together: without savepoints.
+    """
+
+    conclusions: list[Conclusion] = field(default_factory=list)
+    current: list[Delivery] = field(default_factory=list)
+    together: bool = False
+
+    def deliveries(self) -> list[Delivery]:
+        """Those that have run."""
+        return [conclusion.delivery for conclusion in self.conclusions]
+
+    def everything(self) -> list[Delivery]:
+        """Those that have run, and those that are being run."""
+        return [*self.deliveries(), *self.current]
+
+
+class RunAloneError(Exception):
+    """The row has to be run again in a transaction of its own."""
+
+
+class VoidedError(Exception):
+    """A handler took the transaction of the whole group down with it; `undone`: which is as it was before."""
+
+    def __init__(self, handler: Handler, error: BaseException, *, undone: bool = False) -> None:
+        super().__init__(handler.name)
+        self.handler = handler
+        self.error = error
+        self.undone = undone
+
+
+async def run_in_transaction(
+    desk: Desk, lane: Lane, group: Group, handler: Handler, delivery: Delivery
+) -> BaseException | None:
+    """Run it in the transaction and keep what it wrote, or undo that, with what it takes along, and answer why.
+
+    Raises:
+        VoidedError: nothing of the group can be kept.
+        RunAloneError: somebody before it in the transaction may be why it failed.
+        SubstrateLostError: the connection is lost.
+    """
+    began = time.perf_counter()
+    execution = await run(desk, handler, delivery, lane.transaction)
+    error = execution.error
+    if execution.ran_away and error is not None:
+        desk.trust.failed(handler.name)
+        raise VoidedError(handler, error)
+    try:
+        if error is None:
+            try:
+                lane.accept()
+            except TransactionMisusedError as misused:
+                error = misused
+            else:
+                desk.trust.ran(handler.name, plainly=lane.was_plain, briefly=lane.was_brief)
+                if time.perf_counter() - began > _LONG:
+                    desk.trust.took_long(handler.name)
+                return None
+        desk.trust.failed(handler.name)
+        await (lane.undo_together() if group.together else lane.undo())
+    except GroupVoidError as void:
+        desk.trust.failed(handler.name)
+        raise VoidedError(handler, error or TransactionMisusedError(str(void))) from None
+    except SubstrateLostError as lost:
+        # The database's failure and not the handler's, unless it happens again and again.
+        if desk.count_disconnection(delivery) < DISCONNECTIONS:
+            raise
+        raise VoidedError(handler, error or lost) from None
+    if group.conclusions and sqlstate_of(error) in _CONTENTION:
+        raise RunAloneError
+    return error
