@@ -226,7 +226,8 @@ MUTATIONS: Final = (
         (
             Edit(
                 f"{_FLOW}/abreast.py",
-                "                self._desk.trust.failed(walk.handler.name)\n                raise TakenBackError",
+                "                self._desk.trust.failed(walk.handler.name)\n"
+                "                raise TakenBackError(unanswered=unanswered)",
                 "                self._desk.trust.failed(walk.handler.name)",
             ),
         ),

@@ -6,7 +6,7 @@ The nth worker fails its nth call. Each is of a generation of its own, so that m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final, TypeAlias
@@ -16,11 +16,13 @@ import pytest
 
 from spectral.core.events import DatabaseSettings, EventEnvelope, WorkerSettings
 from spectral.core.events.bootstrap import worker
+from spectral.core.events.consumer import Handler
 from spectral.core.events.delivery import desk, trust
 from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.delivery.trust import Trust
 from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
 from spectral.core.events.infrastructure.postgres.lane import PostgresLane
+from spectral.core.events.lease import Delivery
 from spectral.core.events.probe import Crashed, Note, NoteTaker
 from spectral.core.events.settings import WorkerTimes
 from spectral.core.events.testing import check, settle_down
@@ -130,28 +132,28 @@ async def test_any_call_may_fail_once(stage: Stage, monkeypatch: pytest.MonkeyPa
 async def test_any_call_of_a_group_without_savepoints_may_fail_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, how: How, trusting: type[Trusting]
 ) -> None:
-    committed: list[int] = []
+    begun: list[int] = []
     carried_out: list[int] = []
-    commit = PostgresLane.commit_together
+    begin = PostgresLane.begin_together
     carry_out = PostgresErrands.carry_out
 
     async def counted_errands(self: PostgresErrands, within: float) -> PostgresBriefTransaction | None:
         carried_out.append(len(self.waiting))
         return await carry_out(self, within)
 
-    async def counted(self: PostgresLane, count: int) -> None:
-        await commit(self, count)
-        committed.append(count)
+    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+        begun.append(len(runs))
+        return await begin(self, runs)
 
     monkeypatch.setattr(PostgresErrands, "carry_out", counted_errands)
-    monkeypatch.setattr(PostgresLane, "commit_together", counted)
+    monkeypatch.setattr(PostgresLane, "begin_together", counted)
     monkeypatch.setattr(trust, "ENOUGH", 1)
     monkeypatch.setattr(desk, "Trust", trusting)
     monkeypatch.setattr(
         f"{__name__}.TIMES", replace(TIMES, lease=timedelta(minutes=1))
     )  # longer than a handler may take
     await fail_each_call_once(stage, monkeypatch, how, for_groups)
-    assert max(committed) > 1
+    assert max(begun) > 1
     assert (max(carried_out, default=0) > 1) == trusting.briefly
 
 

@@ -19,6 +19,7 @@ from psycopg.types.string import TextLoader
 
 from spectral.core.events import Consumer, EventEnvelope, TerminalHandlerError, Transaction
 from spectral.core.events.consumer import Handler
+from spectral.core.events.delivery import trust
 from spectral.core.events.failure import TransactionMisusedError
 from spectral.core.events.infrastructure.postgres import lane
 from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
@@ -349,6 +350,187 @@ async def test_a_statement_that_takes_too_long_fails_alone(
         await until(lambda: bench.value(ALL_ENDED))
     assert round_trips[0] == 4
     assert [await bench.status(each) for each in ids] == ["delivered", "failed", "delivered", "delivered"]
+
+
+async def test_what_a_handler_has_given_up_is_not_kept(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    """It waits no longer for its statement, which is carried out all the same."""
+    await bench.execute("create table public.held (number integer primary key)")
+    await bench.execute("insert into public.held select generate_series(0, 3)")
+    last: dict[int, str] = {}
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        try:
+            async with asyncio.timeout(0.5):
+                await tx.execute(
+                    "with held as (update public.held set number = number where number = %s)"
+                    " insert into public.effects (handler, number) values ('project', %s)",
+                    [scan.number, scan.number],
+                )
+            last[scan.number] = "written"
+        except TimeoutError:
+            last[scan.number] = "given up"
+            raise
+
+    async with trusting(bench, platform), await psycopg.AsyncConnection.connect(bench.dsn) as other:
+        await other.execute("select from public.held where number = 1 for update")
+        await bench.publish(*range(3))
+        await until(lambda: "given up" in last.values())
+        await other.rollback()
+        await until(lambda: bench.value(ALL_ENDED))
+    assert round_trips[0] == 3
+    assert {number for _, number in await effects(bench)} == {
+        number for number, how in last.items() if how == "written" and number < WARM
+    }
+
+
+async def test_who_gives_up_and_returns_is_run_again(bench: Bench, platform: Consumer, round_trips: list[int]) -> None:
+    await bench.execute("create table public.held (number integer primary key)")
+    await bench.execute("insert into public.held select generate_series(0, 3)")
+    given_up: Counter[int] = Counter()
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await tx.execute("update public.held set number = number where number = %s", [scan.number])
+                return
+        given_up[scan.number] += 1
+
+    async with trusting(bench, platform), await psycopg.AsyncConnection.connect(bench.dsn) as other:
+        await other.execute("select from public.held where number = 1 for update")
+        ids = await bench.publish(*range(3))
+        await until(lambda: given_up[1])
+        await until(lambda: bench.value(ALL_ENDED))
+        await other.rollback()
+    assert round_trips == [3]
+    # Its statement was ended while it ran by itself, and whoever goes on after that has failed.
+    assert [await bench.status(each) for each in ids] == ["delivered", "failed", "delivered"]
+
+
+async def test_who_cancels_himself_and_returns_has_failed(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+        itself = asyncio.current_task()
+        if scan.number == 1 and itself is not None:
+            itself.cancel()
+
+    async with trusting(bench, platform):
+        ids = await bench.publish(*range(3))
+        await until(lambda: bench.value(ALL_ENDED))
+    assert round_trips[0] == 3
+    assert [await bench.status(each) for each in ids] == ["delivered", "failed", "delivered"]
+    assert await effects(bench) == [("project", 0), ("project", 2)]
+
+
+async def test_a_handler_with_a_loop_of_its_own_is_run_by_himself(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        writing = write_effect(tx, "project", scan.number)
+        await (asyncio.to_thread(asyncio.run, writing) if scan.number < WARM else writing)
+
+    async with trusting(bench, platform):
+        await bench.publish(*range(3))
+        await until(lambda: bench.all_are("delivered"))
+        before = len(round_trips)
+        await bench.publish(*range(10, 13))
+        await until(lambda: bench.all_are("delivered"))
+    assert len(round_trips) == before
+    assert {number for _, number in await effects(bench)} == {0, 1, 2, 10, 11, 12}
+
+
+async def test_a_rollback_costs_nobody_else_his_trust(
+    bench: Bench, platform: Consumer, round_trips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has the server forget everything that is prepared when it rolls back."""
+    monkeypatch.setattr(trust, "ENOUGH", 8)  # more than the driver wants to see of a statement before it prepares it
+    blamed: list[str] = []
+    failed = trust.Trust.failed
+
+    def noted(self: trust.Trust, handler_name: str) -> None:
+        blamed.append(handler_name)
+        failed(self, handler_name)
+
+    monkeypatch.setattr(trust.Trust, "failed", noted)
+    project_scans(platform)
+
+    @platform.on(STARTED, retry=NEVER_AGAIN)
+    async def divide(scan: Scan, tx: Transaction) -> None:
+        await tx.execute("select 1 / %s", [scan.number])
+        if scan.number == 2:
+            _ = tx.connection  # so that the driver rolls back
+            raise TerminalHandlerError("no")
+
+    async def deliver(*numbers: int, event_type: str = COMPLETED) -> None:
+        await bench.publish(*numbers, event_type=event_type)
+        await until(lambda: bench.value(ALL_ENDED))
+
+    async with bench.running(platform, lanes=1):
+        for number in range(3, 12):
+            await deliver(number)
+            await deliver(number, event_type=STARTED)
+        for last in (0, 2):
+            for _ in range(3):
+                await deliver(*range(10))
+            await deliver(last, event_type=STARTED)
+            await deliver(*range(10))
+    assert round_trips[-1] == 10
+    assert set(blamed) == {"platform.divide"}
+
+
+async def test_what_was_prepared_in_vain_is_not_prepared_again_and_again(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    await bench.execute("create unique index on public.effects (handler, number)")
+    await bench.execute("insert into public.effects (handler, number) values ('project', -1)")
+    prepared: list[int] = []
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await tx.execute(
+            "insert into public.effects (handler, number) values ('project', %s)", [min(scan.number, 10**6) % 10**6]
+        )
+
+    @platform.on(STARTED)
+    async def look(scan: Scan, tx: Transaction) -> None:
+        cursor = await tx.connection.execute("select count(*) from pg_prepared_statements where name like 'spectral%'")
+        row = await cursor.fetchone()
+        prepared.append(row[0] + 0 * scan.number)
+
+    async with trusting(bench, platform, COMPLETED, STARTED):
+        for first in range(0, 60, 10):
+            await bench.publish(first, first + 1, first + 2, first)  # the last of them is refused
+            await until(lambda: bench.value(ALL_ENDED))
+            await bench.publish(*range(first + 3, first + 6))
+            await until(lambda: bench.value(ALL_ENDED))
+            await bench.publish(first, event_type=STARTED)
+            await until(lambda: bench.value(ALL_ENDED))
+    assert len(round_trips) >= 6
+    assert max(prepared) <= 2
+
+
+async def test_neighbours_of_one_that_fails_are_not_told_as_failed(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        if scan.number == 3:
+            raise TerminalHandlerError("no")
+        await write_effect(tx, "project", scan.number)
+
+    async with trusting(bench, platform):
+        await bench.publish(*range(6))
+        await until(lambda: bench.value(ALL_ENDED))
+    assert round_trips == []  # it failed before there was one
+    told = [(note.act.delivery.payload, note.failure) for note in bench.notes.of(HandlerRan)]
+    assert {payload for payload, failure in told if failure is not None} == {'{"number": 3}'}
 
 
 async def test_who_runs_away_can_do_no_harm(bench: Bench, platform: Consumer, round_trips: list[int]) -> None:

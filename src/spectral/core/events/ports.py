@@ -225,14 +225,23 @@ class Errands(Protocol):
         """Carry out what waits, in one round trip. Answers whose statement was refused: then nobody gets an answer.
 
         Raises:
+            ErrandsVoidError: nothing can be kept, and nobody is to blame.
             TimeoutError: there was no answer in time; the lane is to be dropped.
             SubstrateLostError: the connection is lost.
         """
         ...
 
+    def give_up(self) -> None:
+        """Have `carry_out`, if it is waiting, wait no longer: as if there was no answer in time."""
+        ...
+
+
+class ErrandsVoidError(Exception):
+    """The server has forgotten what was prepared on the connection. When it is asked again it will be prepared."""
+
 
 class Lane(Protocol):
-    """One connection on which transactional handlers run, one after the other; several may share a commit.
+    """One connection on which transactional handlers run; several may share a commit.
 
     begin → (the handler) → accept or undo, again and again, then commit. Whatever fails in between leaves the group
     void: `abandon` it. What `accept` has to ask of the server is asked with the next `begin` or `commit`, and so is
@@ -252,6 +261,11 @@ class Lane(Protocol):
     @property
     def was_brief(self) -> bool:
         """Whether it has sent one statement at most, with a small answer, and nothing else."""
+        ...
+
+    @property
+    def answered_after(self) -> float:
+        """How many seconds it has waited for answers to its statements."""
         ...
 
     def errands(self) -> Errands:

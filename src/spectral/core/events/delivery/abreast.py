@@ -3,7 +3,7 @@
 Each sends one statement at most and waits for nothing else, or it would not be here; what they send is carried out in
 one round trip, statement by statement, which comes to the same as if they had run one after the other. Whoever turns
 out to do more, or fails, is found before anything is kept: then nothing is, and all of them are run again without it.
-Until then no handler is told of an error, for it will have its own when it is run by itself.
+Nobody is told that a statement was refused: whose it was will hear of it when it is run by itself.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END
 from spectral.core.events.failpoints import reached
+from spectral.core.events.ports import ErrandsVoidError
 from spectral.core.events.probe import HandlerRanAway
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.desk import Desk
@@ -61,14 +63,17 @@ async def run_abreast(desk: Desk, errands: Errands, runs: Sequence[tuple[Deliver
         CancelledError: the worker is being stopped; the handlers were cancelled too.
     """
     walkers = _Walkers(desk, errands)
+    patience = desk.settings.times.patience
     try:
         await walkers.walk(runs)
-    except asyncio.CancelledError:
-        await walkers.call_off(min(desk.settings.times.patience, PATIENCE_AT_THE_END).total_seconds())
+    except asyncio.CancelledError as stopped:
+        await walkers.call_off(min(patience, PATIENCE_AT_THE_END), stopped)
         raise
     except BaseException:
-        await walkers.call_off(desk.settings.times.patience.total_seconds())
+        await walkers.call_off(patience, None)
         raise
+    finally:
+        walkers.part()
 
 
 class _Walkers:
@@ -117,29 +122,29 @@ class _Walkers:
             reached("handle.before")
             await handler.call(delivery, told, walk.transaction)
             reached("handle.after")
+            if walk.task.cancelling():  # one that cancels its own task and returns has failed like any other
+                walk.error = asyncio.CancelledError()
         except BaseException as error:  # noqa: BLE001  see above
             walk.error = error
         walk.transaction.end()
         walk.is_over = True
         self._arrived.append(walk)
         self._left -= 1
-        if self._waiter is not None:
-            self._wake()
+        if walk.error is not None or walk.transaction.overran:
+            self._errands.give_up()  # whatever is answered would not be kept
+        self._wake()
 
-    def _look_at_those_who_arrived(self) -> None:
+    def _look_at_those_who_arrived(self, *, unanswered: bool = False) -> None:
         """Tell that they have ended, and whether all can go on.
 
         Raises:
             TakenBackError: one of them has failed.
         """
-        arrived, self._arrived = self._arrived, []
-        for walk in arrived:
-            walk.activity.end(walk.error)
-        for walk in arrived:
-            self._require_brief(walk)
+        for walk in self._end_those_who_arrived():
+            self._require_brief(walk, unanswered=unanswered)
             if walk.error is not None:
                 self._desk.trust.failed(walk.handler.name)
-                raise TakenBackError
+                raise TakenBackError(unanswered=unanswered)
 
     def _look_for_strays(self) -> None:
         """Those who wait for anything but their statement may go on, but are not to run beside others any more."""
@@ -148,10 +153,10 @@ class _Walkers:
                 self._desk.trust.strayed(walk.handler.name)
                 self._require_brief(walk)
 
-    def _require_brief(self, walk: _Walk) -> None:
+    def _require_brief(self, walk: _Walk, *, unanswered: bool = False) -> None:
         if walk.transaction.overran:
             self._desk.trust.strayed(walk.handler.name)
-            raise TakenBackError
+            raise TakenBackError(unanswered=unanswered)
 
     async def _something_happens(self, deadline: float) -> None:
         """Until somebody arrives or wants something.
@@ -166,7 +171,7 @@ class _Walkers:
         finally:
             timer.cancel()
             self._waiter = None
-        if not (self._arrived or self._errands.are_waiting):
+        if self._loop.time() >= deadline and not (self._arrived or self._errands.are_waiting):
             self._are_late()
             raise TakenBackError
 
@@ -177,7 +182,10 @@ class _Walkers:
     async def _carry_out(self, deadline: float) -> None:
         try:
             refused = await self._errands.carry_out(deadline - self._loop.time())
+        except ErrandsVoidError:
+            raise TakenBackError from None
         except TimeoutError:
+            self._look_at_those_who_arrived(unanswered=True)
             self._are_late()
             raise TakenBackError(unanswered=True) from None
         if refused is not None:
@@ -186,23 +194,40 @@ class _Walkers:
             raise TakenBackError
 
     def _are_late(self) -> None:
-        """Which of them has the others wait cannot be told, so each has to keep its own time from now on."""
+        """Which of them has the others wait cannot be told, so each has to show anew that it does not."""
         for walk in self._walks:
             if not walk.is_over:
-                self._desk.trust.strayed(walk.handler.name)
+                self._desk.trust.took_long(walk.handler.name)
 
-    async def call_off(self, patience: float) -> None:
-        """Cancel those who are still on their way; who does not end in time is left behind and can do no harm."""
+    async def call_off(self, patience: timedelta, why: asyncio.CancelledError | None) -> None:
+        """Cancel those who are still on their way; who does not end in time is left behind and can do no harm.
+
+        why: that the worker is being stopped. Else they have not failed: they will be run again.
+        """
+        self._end_those_who_arrived()
         going = [walk for walk in self._walks if not walk.is_over]
         for walk in going:
             walk.transaction.end()
             walk.task.cancel()
         if going:
-            await asyncio.wait([walk.task for walk in going], timeout=patience)
+            await asyncio.wait([walk.task for walk in going], timeout=patience.total_seconds())
         for walk in going:
-            if not walk.is_over:
-                walk.activity.end(asyncio.CancelledError())
+            walk.activity.end(why)
             if not walk.task.done():
                 self._desk.probe.tell(HandlerRanAway(walk.delivery, walk.handler.name))
-        for walk in self._arrived:
+
+    def part(self) -> None:
+        """Know each other no longer: what they asked and were answered is not to wait for the garbage collector."""
+        self._errands.on_errand = _ignore
+        self._walks.clear()
+        self._arrived.clear()
+
+    def _end_those_who_arrived(self) -> list[_Walk]:
+        arrived, self._arrived = self._arrived, []
+        for walk in arrived:
             walk.activity.end(walk.error)
+        return arrived
+
+
+def _ignore() -> None:
+    """They have parted."""

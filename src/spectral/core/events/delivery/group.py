@@ -21,7 +21,8 @@ _CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
 
 _LONG: Final = 0.1
-"""Seconds. A handler that takes so long is not brief."""
+_LONG_ELSEWHERE: Final = 0.02
+"""Seconds. A handler that takes so long is not brief, in all or besides its statement."""
 
 DISCONNECTIONS: Final = 3
 """So often the database is to blame, and not the row under which the connection was lost."""
@@ -85,7 +86,8 @@ async def run_in_transaction(
                 error = misused
             else:
                 desk.trust.ran(handler.name, plainly=lane.was_plain, briefly=lane.was_brief)
-                if time.perf_counter() - began > _LONG:
+                seconds = time.perf_counter() - began
+                if seconds > _LONG or seconds - lane.answered_after > _LONG_ELSEWHERE:
                     desk.trust.took_long(handler.name)
                 return None
         desk.trust.failed(handler.name)

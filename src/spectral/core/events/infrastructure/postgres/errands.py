@@ -13,9 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import psycopg
-from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
-from psycopg.pq import DiagnosticField, ExecStatus, Format
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, Format
 from psycopg.rows import tuple_row
 from psycopg.waiting import Ready, Wait
 
@@ -23,6 +22,7 @@ from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.infrastructure.postgres.lasting import may_last
 from spectral.core.events.infrastructure.postgres.transaction import PlainCursor
+from spectral.core.events.ports import ErrandsVoidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,12 @@ if TYPE_CHECKING:
     from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
-KNOWS_DRIVER: Final = re.match(r"3\.[23]\.", psycopg.__version__) is not None
+try:
+    from psycopg._queries import PostgresQuery
+except ImportError:  # another driver than those we know
+    KNOWS_DRIVER = False
+else:
+    KNOWS_DRIVER = re.match(r"3\.[23]\.", psycopg.__version__) is not None
 """Whether the driver is one whose inner parts are known."""
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY})
@@ -68,16 +73,21 @@ class Prepared:
         self._in_doubt.append(key)
         return name, True
 
-    def stand(self) -> None:
-        """The server has prepared all of them."""
-        self._in_doubt.clear()
+    def stands(self, key: _Key) -> None:
+        """The server has prepared it."""
+        self._in_doubt.remove(key)
 
-    def fall(self, key: _Key, sqlstate: bytes | None) -> None:
-        """The server has refused that one, and not come to what was sent after it."""
-        unknown = [*self._in_doubt, *([key] if sqlstate in _UNUSABLE else ())]
-        for each in self._names if sqlstate == _UNKNOWN_NAME else unknown:
+    def fall(self, key: _Key, sqlstate: bytes | None) -> bool:
+        """The server has refused that one, and not come to what was sent after it. Whether that is its name's fault."""
+        stood = bool(self._names.get(key)) and key not in self._in_doubt
+        unusable = stood and sqlstate in _UNUSABLE
+        names = (
+            self._names if unusable and sqlstate == _UNKNOWN_NAME else [*self._in_doubt, *([key] if unusable else [])]
+        )
+        for each in names:
             self._names[each] = b""
         self._in_doubt.clear()
+        return unusable
 
 
 class _Answer(PlainCursor):
@@ -86,7 +96,7 @@ class _Answer(PlainCursor):
     It shares the adapters of its connection instead of copying them, which is most of what a cursor costs.
     """
 
-    def __init__(self, connection: WatchedConnection, made: abc.Transformer, result: PGresult) -> None:
+    def __init__(self, connection: WatchedConnection, transformer: abc.Transformer, result: PGresult) -> None:
         # Like the driver's, which is not called for it makes that copy.
         self._conn = connection
         self._pgconn = connection.pgconn
@@ -97,7 +107,7 @@ class _Answer(PlainCursor):
         self._closed = False
         self._last_query = None
         self._reset()
-        self._tx = made
+        self._tx = transformer
         self._set_results([result])
 
     @property
@@ -110,7 +120,7 @@ class _Answer(PlainCursor):
 class _Errand:
     """One statement, and who waits for it."""
 
-    __slots__ = ("answer", "formats", "key", "made", "params", "sender")
+    __slots__ = ("answer", "formats", "key", "params", "sender", "transformer")
 
     def __init__(
         self,
@@ -119,13 +129,22 @@ class _Errand:
         query: str,
         params: Sequence[object] | Mapping[str, object] | None,
     ) -> None:
-        self.made = Transformer(connection)
-        converted = PostgresQuery(self.made)
+        self.transformer = Transformer(connection)
+        converted = PostgresQuery(self.transformer)
         converted.convert(query.encode(), params)
         self.key = converted.query, converted.types
         self.params, self.formats = converted.params, converted.formats
         self.sender = sender
         self.answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+
+    def answered(self, connection: WatchedConnection, result: PGresult) -> None:
+        """Hand it out; that it cannot be read is its handler's matter, as it would be anywhere."""
+        if self.answer.done():
+            return
+        try:
+            self.answer.set_result(_Answer(connection, self.transformer, result))
+        except Exception as error:  # noqa: BLE001  whatever a loader of the program's own may raise
+            self.answer.set_exception(error)
 
 
 class PostgresErrands:
@@ -135,6 +154,7 @@ class PostgresErrands:
         self.connection = connection
         self.waiting: list[_Errand] = []
         self.on_errand: Callable[[], None] = _ignore
+        self.loop = asyncio.get_running_loop()
         self._prepared = prepared
 
     @property
@@ -169,16 +189,20 @@ class PostgresErrands:
         for errand, prepares in zip(errands, preparing, strict=True):
             result = next(answers)
             if prepares and result.status in _GOOD:
+                self._prepared.stands(errand.key)
                 result = next(answers)
             if result.status not in _GOOD:
-                self._prepared.fall(errand.key, result.error_field(DiagnosticField.SQLSTATE))
+                if self._prepared.fall(errand.key, result.error_field(DiagnosticField.SQLSTATE)):
+                    raise ErrandsVoidError
                 return errand.sender
             answered.append((errand, result))
-        self._prepared.stand()
         for errand, result in answered:
-            if not errand.answer.done():
-                errand.answer.set_result(_Answer(self.connection, errand.made, result))
+            errand.answered(self.connection, result)
         return None
+
+    def give_up(self) -> None:
+        """See `Errands`."""
+        self.connection.give_up()
 
     def _send(self, pgconn: PGconn, errand: _Errand) -> bool:
         """Answers whether it is prepared before."""
@@ -210,32 +234,40 @@ class PostgresBriefTransaction:
     @property
     def connection(self) -> psycopg.AsyncConnection[Any]:
         """Not while others run."""
-        self._overrun()
+        self._note_overrun()
+        raise asyncio.CancelledError
 
     async def execute(
         self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Have the statement carried out with those of the others."""
-        if self._ended:
-            raise TransactionMisusedError("the transaction ended with its handler; await everything it starts")
-        if self._errand is not None or may_last(query):
-            self._overrun()
+        is_elsewhere = asyncio.get_running_loop() is not self._errands.loop
+        if self._ended or self._errand is not None or is_elsewhere or may_last(query):
+            await self._overrun()
         errand = self._errand = _Errand(self, self._errands.connection, query, params)
         self._errands.add(errand)
-        cursor = await errand.answer
+        try:
+            cursor = await errand.answer
+        except asyncio.CancelledError:
+            self.overran = True  # it may be carried out all the same
+            raise
         cursor.hand_over(self)
         return cursor
 
     async def publish(self, envelope: EventEnvelope) -> None:  # noqa: ARG002  see `Transaction`
         """Not while others run."""
-        self._overrun()
+        await self._overrun()
 
-    def _overrun(self) -> NoReturn:
+    async def _overrun(self) -> NoReturn:
+        self._note_overrun()
+        await asyncio.sleep(0)  # whoever tries it again and again must not hold up everybody
+        raise asyncio.CancelledError
+
+    def _note_overrun(self) -> None:
         if self._ended:
             raise TransactionMisusedError("the transaction ended with its handler; await everything it starts")
         self.overran = True
-        self._errands.on_errand()
-        raise asyncio.CancelledError
+        self._errands.loop.call_soon_threadsafe(self._errands.on_errand)
 
     def end(self) -> None:
         """See `BriefTransaction`; a statement that nobody has waited for was too much."""
@@ -251,15 +283,17 @@ def _answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
             pgconn.consume_input()
     results: list[PGresult] = []
     while True:
+        while not pgconn.is_busy():  # asked first: what was read while writing may be all there is
+            result = pgconn.get_result()
+            if result is None:  # between two statements, unless libpq has given up
+                if pgconn.status != ConnStatus.OK:
+                    raise psycopg.OperationalError("the connection was lost")
+            elif result.status == ExecStatus.PIPELINE_SYNC:
+                return results
+            else:
+                results.append(result)
         yield Wait.R
         pgconn.consume_input()
-        while not pgconn.is_busy():
-            result = pgconn.get_result()
-            if result is None:  # between two statements
-                continue
-            if result.status == ExecStatus.PIPELINE_SYNC:
-                return results
-            results.append(result)
 
 
 def _ignore() -> None:

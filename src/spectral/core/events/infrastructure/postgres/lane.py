@@ -67,6 +67,7 @@ class PostgresLane:
         self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
         self._savepoint = b""  # that of each of its handlers
         self._together = Together(())
+        self._only_plain = True
         self._prepared = Prepared()  # on this connection
         self._accepted = False  # whether the server has still to say something to the handler that was accepted
         self._require_role = b""
@@ -75,8 +76,13 @@ class PostgresLane:
     @property
     def transaction(self) -> PostgresTransaction:
         """See `Lane`."""
+        self._only_plain = self._is_only_plain()
         self._transaction = PostgresTransaction(self._open(), self._publishing)
         return self._transaction
+
+    def _is_only_plain(self) -> bool:
+        """Whether no handler of the group has had the connection itself, or left anything on it."""
+        return self._only_plain and (self._transaction is None or self._transaction.is_plain)
 
     @property
     def was_plain(self) -> bool:
@@ -87,6 +93,11 @@ class PostgresLane:
     def was_brief(self) -> bool:
         """See `Lane`."""
         return KNOWS_DRIVER and self._transaction is not None and self._transaction.is_brief
+
+    @property
+    def answered_after(self) -> float:
+        """See `Lane`."""
+        return 0.0 if self._transaction is None else self._transaction.answered_after
 
     def errands(self) -> PostgresErrands:
         """See `Lane`."""
@@ -212,7 +223,11 @@ class PostgresLane:
         if not self._session.is_open:
             return
         try:
-            await self._session.call(lambda connection: connection.rollback())
+            if self._is_only_plain():
+                await self._session.script(b"rollback")
+            else:
+                # The driver's own: it looks whether a handler has left a nested transaction open.
+                await self._session.call(lambda connection: connection.rollback())
         except (psycopg.Error, SubstrateLostError):
             await self.drop()
 
@@ -229,6 +244,7 @@ class PostgresLane:
         await self._require_idle()
         await self._note_role()
         self._transaction = None
+        self._only_plain = True
         self._group = b"spectral_" + secrets.token_hex(8).encode()
         self._savepoint = self._group + b"_handler"
         return b"begin", b"savepoint " + self._group

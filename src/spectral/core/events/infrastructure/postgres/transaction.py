@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from spectral.core.events.envelope import EventEnvelope
 
 _FEW_ROWS: Final = 10
+_FEW_BYTES: Final = 10_000
 
 
 class PostgresTransaction:
@@ -33,6 +36,8 @@ class PostgresTransaction:
         self._publishing = publishing
         self._ended = False
         self._statements = 0
+        self._loop = asyncio.get_running_loop()
+        self.answered_after = 0.0
         self.is_plain = True
         self.is_brief = True
 
@@ -59,12 +64,26 @@ class PostgresTransaction:
         self._statements += 1
         if self.is_plain and not may_last(query):
             cursor = PlainCursor(connection, row_factory=tuple_row)
+            asked = time.perf_counter()
             await cursor.execute(query.encode(), params)
-            self.is_brief = self.is_brief and self._statements == 1 and has_little(cursor)
+            self.answered_after += time.perf_counter() - asked
+            self.is_brief = self.is_brief and self._is_brief_with(cursor)
             cursor.hand_over(self)
             return cursor
         self.is_plain = self.is_brief = False
         return await connection.cursor(row_factory=tuple_row).execute(query.encode(), params)
+
+    def _is_brief_with(self, cursor: PlainCursor) -> bool:
+        """One statement, of the worker's own loop, and an answer that may be held for many handlers at once."""
+        if self._statements > 1 or asyncio.get_running_loop() is not self._loop:
+            return False
+        result = cursor.pgresult
+        if result is None or not result.ntuples:
+            return True
+        if result.ntuples > _FEW_ROWS:
+            return False
+        cells = [(row, column) for row in range(result.ntuples) for column in range(result.nfields)]
+        return sum(len(result.get_value(row, column) or b"") for row, column in cells) <= _FEW_BYTES
 
     async def publish(self, envelope: EventEnvelope) -> None:
         """Publish in this transaction."""
@@ -117,8 +136,3 @@ class PlainCursor(psycopg.AsyncCursor[tuple[Any, ...]]):
         """See the driver's."""
         self._use()
         return super().copy(*args, **options)
-
-
-def has_little(cursor: psycopg.AsyncCursor[Any]) -> bool:
-    """Whether what it holds is little enough to be held for many handlers at once."""
-    return cursor.pgresult is None or cursor.pgresult.ntuples <= _FEW_ROWS

@@ -115,6 +115,11 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
         # After a loop that stood still the time is up and the answer is there: then the answer counts.
         _note(self._waiter, Ready.R if self._loop is not None and _is_readable(self._socket) else Ready.NONE)
 
+    def give_up(self) -> None:
+        """Have whoever waits for an answer wait no longer: `completed` raises `TimeoutError`."""
+        if self._waiter is not None:
+            _note(self._waiter, Ready.NONE)
+
     def rest(self) -> None:
         """Have the socket watched no longer, until the next wait."""
         loop, self._loop = self._loop, None
