@@ -1,4 +1,4 @@
-"""A lane: transactional handlers, one after the other on one connection, several rows to a commit.
+"""A lane: transactional handlers on one connection, several rows to a commit.
 
 Effect, dedup record and ack of a row stand or fall together; one row's failure rolls back that row alone, to its
 savepoint. A group whose commit fails, or whose transaction is lost, has done nothing, and its rows are run again: the
