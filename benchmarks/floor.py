@@ -30,8 +30,7 @@ create table floor.event_handled (like core.event_handled including all);
 """
 _TPS: Final = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
 _CLAIM: Final = """
-select set_config('synchronous_commit', 'off', true) \\;
-with due as materialized (
+{before}with due as materialized (
     select id from floor.outbox
     where status = 'pending' and deleted_at is null and generation = 1 and channel = 'outbox_gen_1'
       and target = 'platform' and next_attempt_at <= clock_timestamp()
@@ -42,9 +41,10 @@ with due as materialized (
         claimed_by = 'floor', claimed_at = clock_timestamp()
     where id = any (array(select id from due)) returning id, payload
 )
-select quote_literal(coalesce(array_agg(id), '{{}}')::text) as ids,
-    quote_literal(coalesce(array_agg((payload ->> 'number')::bigint), '{{}}')::text) as numbers from claimed \\gset
+select {quoted}(coalesce(array_agg(id), '{{}}')::text) as ids,
+    {quoted}(coalesce(array_agg((payload ->> 'number')::bigint), '{{}}')::text) as numbers{also} from claimed \\gset
 """
+_NOT_DURABLE: Final = "set_config('synchronous_commit', 'off', true)"
 _DEDUP: Final = """insert into floor.event_handled (handler_name, idempotency_key, event_id, content_class)
 select 'platform.floor', idempotency_key, id, content_class from floor.outbox where {which} on conflict do nothing"""
 _SETTLE: Final = """update floor.outbox set status = 'delivered', delivered_at = clock_timestamp(), claim_token = null
@@ -61,6 +61,14 @@ insert into floor.outbox (id, event_type, source, target, payload, idempotency_k
 select id, 'worlds.noop.sent', 'worlds', 'platform', jsonb_build_object('number', n), id::text, 1, 'outbox_gen_1'
 from (select core.uuid7() as id, n from generate_series(1, %s) as n) as made
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What pgbench is to do again and again, and how."""
+
+    text: str
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +124,34 @@ def refill(dsn: str, count: int) -> None:
         connection.execute(FILL, [count])
 
 
-def drain_script(batch: int = BATCH) -> str:
+def drain_script(batch: int = BATCH) -> Script:
     """Claim a batch, then its dedup keys and its settlement in one transaction: three statements, two round trips."""
     dedup = _DEDUP.format(which="id = any (:ids::uuid[])")
-    return f"{_CLAIM.format(batch=batch)}\n{dedup} \\;\n{_SETTLE};\n"
+    return Script(f"{_joined_claim(batch)}\n{dedup} \\;\n{_SETTLE};\n")
 
 
-def upsert_script(batch: int) -> str:
+def upsert_script(batch: int) -> Script:
     """Claim a group; lock it, upsert each, then dedup and settle them together: one round trip for each, and three."""
     each = [_ONE.format(number=number) for number in range(1, batch + 1)]
     dedup = _DEDUP.format(which="id = any (:ids::uuid[])")
-    return "\n".join(
-        [_CLAIM.format(batch=batch), f"begin \\;\n{_LOCK};", *each, f"{dedup} \\;\n{_SETTLE} \\;\ncommit;", ""]
-    )
+    opening, closing = f"begin \\;\n{_LOCK};", f"{dedup} \\;\n{_SETTLE} \\;\ncommit;"
+    return Script("\n".join([_joined_claim(batch), opening, *each, closing, ""]))
+
+
+def pipelined_upsert_script(batch: int) -> Script:
+    """The same in two round trips: the claim, and the rest prepared, in a pipeline.
+
+    In a pipeline no statements can be joined, nor values be written into them.
+    """
+    claim = _CLAIM.format(batch=batch, before="", quoted="", also=f", {_NOT_DURABLE} as mode")
+    each = [_ONE.format(number=number) for number in range(1, batch + 1)]
+    dedup = _DEDUP.format(which="id = any (:ids::uuid[])")
+    group = ["begin;", f"{_LOCK};", *each, f"{dedup};", f"{_SETTLE};", "commit;"]
+    return Script("\n".join([claim, "\\startpipeline", *group, "\\endpipeline", ""]), ("-M", "prepared"))
+
+
+def _joined_claim(batch: int) -> str:
+    return _CLAIM.format(batch=batch, before=f"select {_NOT_DURABLE} \\;\n", quoted="quote_literal", also="")
 
 
 def insert_script(table: str, kind: str) -> str:

@@ -161,19 +161,24 @@ def floor_entries(arena: Arena, plan: Plan, kind: str) -> list[Entry]:
     """The same SQL by pgbench; a handler that waits has no floor."""
     defaults = WorkerSettings(generation=1)
     drains = _FLOOR_SHAPES if plan.extras else _FLOOR_SHAPES[-1:]
-    shapes = {"noop": drains, "upsert": ((defaults.batch, defaults.lanes),)}.get(kind, ())
-    write = floor.drain_script if kind == "noop" else floor.upsert_script
+    shapes: dict[str, list[tuple[floor.Script, str, int, int]]] = {
+        "noop": [(floor.drain_script(batch), "", batch, clients) for batch, clients in drains],
+        "upsert": [
+            (write(defaults.batch), how, defaults.batch, defaults.lanes)
+            for write, how in ((floor.upsert_script, ""), (floor.pipelined_upsert_script, ", in a pipeline"))
+        ],
+    }
     return [
         Entry(
-            f"floor: our SQL, {batch} at once, {clients} client{'s' * (clients > 1)}",
+            f"floor: our SQL, {batch} at once, {clients} client{'s' * (clients > 1)}{how}",
             "floor",
-            partial(floor_round, arena, plan, (write(batch), batch, clients), Pace(_FLOOR_RATES[kind])),
+            partial(floor_round, arena, plan, (script, batch, clients), Pace(_FLOOR_RATES[kind])),
         )
-        for batch, clients in shapes
+        for script, how, batch, clients in shapes.get(kind, [])
     ]
 
 
-def floor_round(arena: Arena, plan: Plan, what: tuple[str, int, int], pace: Pace) -> Outcome:
+def floor_round(arena: Arena, plan: Plan, what: tuple[floor.Script, int, int], pace: Pace) -> Outcome:
     """Fill the copy and have pgbench drain it, each client the same number of batches."""
     script, batch, clients = what
     dsn = floor_database(arena)
@@ -182,7 +187,8 @@ def floor_round(arena: Arena, plan: Plan, what: tuple[str, int, int], pace: Pace
     floor.refill(dsn, count)
     arena.settle_down(dsn)
     before = arena.read()
-    rate = batch * floor.PgBench.from_wheel().run(dsn, script, clients=clients, limit=("-t", str(turns)))
+    limit = ("-t", str(turns), *script.options)
+    rate = batch * floor.PgBench.from_wheel().run(dsn, script.text, clients=clients, limit=limit)
     after = arena.read()
     pace.rate = rate
     cost = after.cost_since(before, count)

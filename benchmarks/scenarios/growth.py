@@ -114,7 +114,9 @@ def _beside(arena: Arena, plan: Plan, line: Line, pace: Pace, *, pinned: bool) -
     return outcome
 
 
-def _floor_beside(arena: Arena, plan: Plan, what: tuple[str, int, int], pace: Pace, *, pinned: bool) -> Outcome:
+def _floor_beside(
+    arena: Arena, plan: Plan, what: tuple[floor.Script, int, int], pace: Pace, *, pinned: bool
+) -> Outcome:
     with _snapshot(floor_database(arena)) if pinned else nullcontext():
         return floor_round(arena, plan, what, Pace(pace.rate))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,18 +54,24 @@ def test_times_are_lines_of_two_numbers_and_nothing_else() -> None:
     assert times_in("1 100\n[info] 2\nPulled job\n2 250\n\n") == {1: 100, 2: 250}
 
 
-def test_the_floor_of_upserts_locks_dedups_and_writes_each_event_of_its_group() -> None:
-    script = floor.upsert_script(3)
+@pytest.mark.parametrize(
+    ("write", "end"),
+    [(floor.upsert_script, "commit;"), (floor.pipelined_upsert_script, "commit;\n\\endpipeline")],
+)
+def test_the_floor_of_upserts_locks_dedups_and_writes_each_event_of_its_group(
+    write: Callable[[int], floor.Script], end: str
+) -> None:
+    script = write(3).text
 
     assert script.count("for update) as locked") == 1
     assert script.count("insert into floor.event_handled") == 1
     assert script.count("insert into bench_effects") == 3
     assert "limit 3 for update skip locked" in script
-    assert script.rstrip().endswith("commit;")
+    assert script.rstrip().endswith(end)
 
 
 def test_the_floor_of_drains_settles_in_two_round_trips() -> None:
-    script = floor.drain_script(500)
+    script = floor.drain_script(500).text
 
     assert "limit 500 for update skip locked" in script
     assert script.count("\\gset") == 1

@@ -433,8 +433,10 @@ async def test_a_handler_with_a_loop_of_its_own_is_run_by_himself(
 ) -> None:
     @platform.on(COMPLETED, retry=NEVER_AGAIN)
     async def project(scan: Scan, tx: Transaction) -> None:
-        writing = write_effect(tx, "project", scan.number)
-        await (asyncio.to_thread(asyncio.run, writing) if scan.number < WARM else writing)
+        if scan.number < WARM:
+            await asyncio.to_thread(lambda: asyncio.run(write_effect(tx, "project", scan.number)))
+        else:
+            await write_effect(tx, "project", scan.number)
 
     async with trusting(bench, platform):
         await bench.publish(*range(3))
@@ -483,6 +485,29 @@ async def test_a_rollback_costs_nobody_else_his_trust(
             await deliver(*range(10))
     assert round_trips[-1] == 10
     assert set(blamed) == {"platform.divide"}
+
+
+async def test_one_that_is_refused_like_a_name_that_was_forgotten_fails_all_the_same(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    await bench.execute(
+        "create function public.refuse() returns trigger language plpgsql as"
+        " $$ begin if new.number = 3 then raise exception 'no' using errcode = '0A000'; end if; return new; end $$"
+    )
+    await bench.execute(
+        "create trigger refuse before insert on public.effects for each row execute function public.refuse()"
+    )
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+
+    async with trusting(bench, platform):
+        for first in (10, 0):
+            ids = await bench.publish(*range(first, first + 5))
+            await until(lambda: bench.value(ALL_ENDED))
+    assert len(round_trips) <= 3
+    assert [await bench.status(each) for each in ids] == 3 * ["delivered"] + ["failed", "delivered"]
 
 
 async def test_what_was_prepared_in_vain_is_not_prepared_again_and_again(
@@ -559,6 +584,47 @@ async def test_who_runs_away_can_do_no_harm(bench: Bench, platform: Consumer, ro
     assert len(bench.notes.of(HandlerRanAway)) == 2
     assert sorted(await effects(bench)) == [("project", 0), ("project", 2)]
     assert await bench.status(ids[1]) == "failed"
+
+
+async def test_who_ran_away_does_not_end_what_others_wait_for(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    await bench.execute("create table public.held (number integer primary key)")
+    await bench.execute("insert into public.held select generate_series(0, 3)")
+    go_on = asyncio.Event()
+    came_back: list[int] = []
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN, timeout=timedelta(seconds=1))
+    async def run_away(scan: Scan, tx: Transaction) -> None:
+        if scan.number < WARM:
+            while not go_on.is_set():
+                with suppress(asyncio.CancelledError):
+                    await go_on.wait()
+            came_back.append(scan.number)
+            raise TerminalHandlerError("too late")
+        await write_effect(tx, "run_away", scan.number)
+
+    @platform.on(STARTED, timeout=timedelta(seconds=25))
+    async def wait(scan: Scan, tx: Transaction) -> None:
+        await tx.execute("update public.held set number = number where number = %s", [scan.number])
+
+    async with (
+        trusting(bench, platform, COMPLETED, STARTED, times=shortened(lease=60)),
+        await psycopg.AsyncConnection.connect(bench.dsn) as other,
+    ):
+        await other.execute("select from public.held where number = 2 for update")
+        try:
+            await bench.publish(1)
+            await until(lambda: bench.value(ALL_ENDED))
+            ids = await bench.publish(2, 3, event_type=STARTED)
+            await until(lambda: bench.value("select count(*) = 1 from pg_stat_activity where wait_event_type = 'Lock'"))
+        finally:
+            go_on.set()
+        await until(lambda: came_back == [1, 1])
+        await other.rollback()
+        await until(lambda: bench.value(ALL_ENDED))
+    assert round_trips == [2]
+    assert [await bench.status(each) for each in ids] == ["delivered", "delivered"]
 
 
 async def test_a_connection_that_is_lost_under_their_statements_has_done_nothing(

@@ -87,6 +87,7 @@ class _Walkers:
         self._arrived: list[_Walk] = []  # those that are over since somebody looked
         self._left = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._is_on = True  # afterwards, the connection is somebody else's
         errands.on_errand = self._wake
 
     async def walk(self, runs: Sequence[tuple[Delivery, Handler]]) -> None:
@@ -122,7 +123,8 @@ class _Walkers:
             reached("handle.before")
             await handler.call(delivery, told, walk.transaction)
             reached("handle.after")
-            if walk.task.cancelling():  # one that cancels its own task and returns has failed like any other
+            itself = asyncio.current_task()  # not `walk.task`, which may not be known yet: tasks may be eager
+            if itself is not None and itself.cancelling():  # it cancels itself and returns: failed like any other
                 walk.error = asyncio.CancelledError()
         except BaseException as error:  # noqa: BLE001  see above
             walk.error = error
@@ -130,7 +132,7 @@ class _Walkers:
         walk.is_over = True
         self._arrived.append(walk)
         self._left -= 1
-        if walk.error is not None or walk.transaction.overran:
+        if self._is_on and (walk.error is not None or walk.transaction.overran):
             self._errands.give_up()  # whatever is answered would not be kept
         self._wake()
 
@@ -204,6 +206,7 @@ class _Walkers:
 
         why: that the worker is being stopped. Else they have not failed: they will be run again.
         """
+        self._is_on = False
         self._end_those_who_arrived()
         going = [walk for walk in self._walks if not walk.is_over]
         for walk in going:
@@ -218,6 +221,7 @@ class _Walkers:
 
     def part(self) -> None:
         """Know each other no longer: what they asked and were answered is not to wait for the garbage collector."""
+        self._is_on = False
         self._errands.on_errand = _ignore
         self._walks.clear()
         self._arrived.clear()

@@ -56,7 +56,7 @@ class Prepared:
 
     def __init__(self) -> None:
         self._names: dict[_Key, bytes] = {}
-        self._in_doubt: list[_Key] = []  # whether the server has come to them
+        self._new: dict[_Key, bool] = {}  # of the pipeline that is under way; whether the server has prepared it
         self._given = 0
 
     def name_of(self, key: _Key) -> tuple[bytes, bool]:
@@ -70,24 +70,30 @@ class Prepared:
             return b"", False
         self._given += 1
         name = self._names[key] = b"spectral_errand_%d" % self._given
-        self._in_doubt.append(key)
+        self._new[key] = False
         return name, True
 
     def stands(self, key: _Key) -> None:
         """The server has prepared it."""
-        self._in_doubt.remove(key)
+        self._new[key] = True
+
+    def all_stand(self) -> None:
+        """The pipeline was carried out."""
+        self._new.clear()
 
     def fall(self, key: _Key, sqlstate: bytes | None) -> bool:
-        """The server has refused that one, and not come to what was sent after it. Whether that is its name's fault."""
-        stood = bool(self._names.get(key)) and key not in self._in_doubt
-        unusable = stood and sqlstate in _UNUSABLE
-        names = (
-            self._names if unusable and sqlstate == _UNKNOWN_NAME else [*self._in_doubt, *([key] if unusable else [])]
-        )
-        for each in names:
+        """The server has refused that one, and not come to what was sent after it.
+
+        Answers whether its name is to blame: only one that has stood before can be.
+        """
+        is_to_blame = bool(self._names.get(key)) and key not in self._new and sqlstate in _UNUSABLE
+        unknown = [each for each, stands in self._new.items() if not stands]
+        if is_to_blame:
+            unknown = list(self._names) if sqlstate == _UNKNOWN_NAME else [*unknown, key]
+        for each in unknown:
             self._names[each] = b""
-        self._in_doubt.clear()
-        return unusable
+        self._new.clear()
+        return is_to_blame
 
 
 class _Answer(PlainCursor):
@@ -196,6 +202,7 @@ class PostgresErrands:
                     raise ErrandsVoidError
                 return errand.sender
             answered.append((errand, result))
+        self._prepared.all_stand()
         for errand, result in answered:
             errand.answered(self.connection, result)
         return None
