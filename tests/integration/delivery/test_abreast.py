@@ -503,9 +503,10 @@ async def test_one_that_is_refused_like_a_name_that_was_forgotten_fails_all_the_
         await write_effect(tx, "project", scan.number)
 
     async with trusting(bench, platform):
-        for first in (10, 0):
-            ids = await bench.publish(*range(first, first + 5))
-            await until(lambda: bench.value(ALL_ENDED))
+        await bench.publish(*range(10, 15))
+        await until(lambda: bench.value(ALL_ENDED))
+        ids = await bench.publish(*range(5))
+        await until(lambda: bench.value(ALL_ENDED))
     assert len(round_trips) <= 3
     assert [await bench.status(each) for each in ids] == 3 * ["delivered"] + ["failed", "delivered"]
 
