@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
 import psycopg
@@ -35,12 +36,16 @@ if TYPE_CHECKING:
     from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
-try:
-    from psycopg._queries import PostgresQuery
-except ImportError:  # another driver than those we know
-    KNOWS_DRIVER = False
-else:
-    KNOWS_DRIVER = re.match(r"3\.[23]\.", psycopg.__version__) is not None
+
+def _query_of_driver() -> Any:  # noqa: ANN401  if there is one, it is the driver's
+    try:
+        return import_module("psycopg._queries").PostgresQuery
+    except (ImportError, AttributeError):  # another driver than those we know
+        return None
+
+
+_Query: Any = _query_of_driver()
+KNOWS_DRIVER: Final = _Query is not None and re.match(r"3\.[23]\.", psycopg.__version__) is not None
 """Whether the driver is one whose inner parts are known."""
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY})
@@ -136,7 +141,7 @@ class _Errand:
         params: Sequence[object] | Mapping[str, object] | None,
     ) -> None:
         self.transformer = Transformer(connection)
-        converted = PostgresQuery(self.transformer)
+        converted = _Query(self.transformer)
         converted.convert(query.encode(), params)
         self.key = converted.query, converted.types
         self.params, self.formats = converted.params, converted.formats
