@@ -693,6 +693,7 @@ async def test_a_worker_that_is_told_to_stop_begins_none_of_them(
 
     async def begin_and_stop(self: lane.PostgresLane, begun: Sequence[tuple[Delivery, Handler]]) -> bool:
         listener.stop()
+        await until(lambda: listener._desk.stopping)
         return await begin(self, begun)
 
     monkeypatch.setattr(lane.PostgresLane, "begin_together", begin_and_stop)
