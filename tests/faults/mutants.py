@@ -211,7 +211,7 @@ MUTATIONS: Final = (
     Mutation(
         "who runs beside others may send as many statements as he likes",
         (
-            Edit(f"{_POSTGRES}/errands.py", "if self._errand is not None or may_last(query):", "if may_last(query):"),
+            Edit(f"{_POSTGRES}/errands.py", "or self._errand is not None or is_elsewhere", "or is_elsewhere"),
             Edit(f"{_FLOW}/abreast.py", "if walk.transaction.overran:", "if False:"),
         ),
         f"{_ABREAST}::test_who_reads_before_he_writes_loses_no_update",

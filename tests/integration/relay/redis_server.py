@@ -85,7 +85,7 @@ class RedisServer:
             self._home.mkdir(mode=0o700)
         configuration = (
             f"bind 127.0.0.1\nport {self.port}\nrequirepass {self.password}\ndir {self._home}\n"
-            'appendonly yes\nsave ""\ndaemonize no\nlogfile ""\n'
+            'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nlogfile ""\n'
         )
         with (self._home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
