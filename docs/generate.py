@@ -27,7 +27,7 @@ _NOTE: Final = "<!-- Written by `make docs`; change the source and run it again.
 
 # A run of comment lines, then the head of a function up to its language.
 _FUNCTION: Final = re.compile(
-    r"(?P<comment>(?:^--[^\n]*\n)+)create function core\.(?P<name>\w+)\s*\((?P<arguments>.*?)\)\s*"
+    r"(?P<comment>(?:^--[^\n]*\n)+)create (?:or replace )?function core\.(?P<name>\w+)\s*\((?P<arguments>.*?)\)\s*"
     r"returns (?P<returns>.*?)\n\s+language (?P<flags>[^\n]*)",
     re.MULTILINE | re.DOTALL,
 )

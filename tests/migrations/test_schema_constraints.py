@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from uuid import UUID, uuid4
+from uuid import RFC_4122, UUID, uuid4
 
 import psycopg
 import pytest
@@ -421,3 +422,14 @@ def test_a_plain_insert_without_one_of_the_three_is_refused(session: Connection,
     with pytest.raises(psycopg.errors.NotNullViolation) as refused:
         insert(session, "outbox", {name: given for name, given in MINIMAL.items() if name != missing})
     assert refused.value.diag.column_name == missing
+
+
+def test_ids_the_database_makes_are_of_their_time_and_in_the_order_they_were_made_in(connection: Connection) -> None:
+    before = time.time_ns() // 1_000 - 1_000_000
+    made = [value(connection, "select core.uuid7()") for _ in range(200)]
+    after = time.time_ns() // 1_000 + 1_000_000
+    assert {(each.version, each.variant) for each in made} == {(7, RFC_4122)}
+    stamps = [(each.int >> 80) * 1_000 + ((each.int >> 64) & 0xFFF) * 1_000 // 4_096 for each in made]
+    assert before < stamps[0] < stamps[-1] < after
+    assert made == sorted(made)
+    assert len({each.int & 0x3FFF_FFFF_FFFF_FFFF for each in made}) == len(made), "the rest of them is random"

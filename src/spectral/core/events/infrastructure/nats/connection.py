@@ -204,32 +204,43 @@ class Connection:
         logger = logging.getLogger("nats")
         if not logger.handlers:  # or what the driver says to nobody would go to standard error
             logger.addHandler(logging.NullHandler())
-        server = self._server
+        # In a task of its own: the driver may not notice a cancellation that comes along with the server's answer.
+        connecting = asyncio.ensure_future(self._begin(name, seconds))
+        connecting.add_done_callback(retrieve)
         connected = False
         try:
-            async with asyncio.timeout(seconds):
-                # in a thread: it reads every authority from files
-                tls = await asyncio.to_thread(ssl.create_default_context) if server.encrypted else None
-                await self._client.connect(
-                    servers=server.address,
-                    user=server.user,
-                    password=server.password,
-                    token=server.token,
-                    tls=tls,
-                    name=name,
-                    error_cb=self._note,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,  # the driver knows no "none" for the first connect
-                    reconnect_time_wait=0,
-                    connect_timeout=ceil(seconds),
-                    pending_size=_UNSENT_BYTES,
-                )
+            await asyncio.wait({connecting}, timeout=seconds)
+            if not connecting.done():
+                raise TimeoutError
+            connecting.result()
             connected = True
         except _DRIVERS_ERRORS as error:
             raise self._told(self._last_error or error) from None
         finally:
             if not connected:
+                connecting.cancel()
                 await self.close()
+
+    async def _begin(self, name: str, seconds: float) -> None:
+        server = self._server
+        # in a thread: it reads every authority from files
+        tls = await asyncio.to_thread(ssl.create_default_context) if server.encrypted else None
+        await self._client.connect(
+            servers=server.address,
+            user=server.user,
+            password=server.password,
+            token=server.token,
+            tls=tls,
+            name=name,
+            error_cb=self._note,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,  # the driver knows no "none" for the first connect
+            reconnect_time_wait=0,
+            connect_timeout=ceil(seconds),
+            pending_size=_UNSENT_BYTES,
+        )
+        if self._lost.done():  # given up meanwhile
+            await self._client.close()
 
     async def _note(self, error: Exception) -> None:
         """What the driver has to say, which would else be printed; a lack of permission is the end."""
