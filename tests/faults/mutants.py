@@ -8,7 +8,8 @@ from typing import Final
 _FLOW: Final = "src/spectral/core/events/delivery"
 _POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
 _TOGETHER: Final = "tests/integration/delivery/test_together.py"
-_ABREAST: Final = "tests/integration/delivery/test_abreast.py"
+_ABREAST_LIMITS: Final = "tests/integration/delivery/test_abreast_limits.py"
+_ABREAST_FAILURES: Final = "tests/integration/delivery/test_abreast_failures.py"
 _OPEN_PUBLISHER: Final = (
     "tests/integration/delivery/test_bell.py"
     "::test_an_open_silent_publisher_is_waited_for_and_its_event_delivered_promptly"
@@ -214,12 +215,12 @@ MUTATIONS: Final = (
             Edit(f"{_POSTGRES}/errands.py", "or self._errand is not None or is_elsewhere", "or is_elsewhere"),
             Edit(f"{_FLOW}/abreast.py", "if walk.transaction.overran:", "if False:"),
         ),
-        f"{_ABREAST}::test_who_reads_before_he_writes_loses_no_update",
+        f"{_ABREAST_LIMITS}::test_who_reads_before_he_writes_loses_no_update",
     ),
     Mutation(
         "what was done beside one who wanted more is kept",
         (Edit(f"{_FLOW}/abreast.py", "if walk.transaction.overran:", "if False:"),),
-        f"{_ABREAST}::test_who_wants_more_than_a_statement_is_run_by_himself",
+        f"{_ABREAST_LIMITS}::test_who_wants_more_than_a_statement_is_run_by_himself",
     ),
     Mutation(
         "who fails beside others does not undo what they did",
@@ -231,6 +232,6 @@ MUTATIONS: Final = (
                 "                self._desk.trust.failed(walk.handler.name)",
             ),
         ),
-        f"{_ABREAST}::test_one_that_fails_after_its_statement_fails_alone",
+        f"{_ABREAST_FAILURES}::test_one_that_fails_after_its_statement_fails_alone",
     ),
 )

@@ -9,6 +9,7 @@ import pytest
 from spectral.core.events import Consumer
 from spectral.core.events.consumer import Handler
 from spectral.core.events.delivery import trust
+from spectral.core.events.infrastructure.postgres.errands import PostgresBriefTransaction, PostgresErrands
 from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.lease import Delivery
 from tests.integration.delivery.platform_worker import AT_ONCE, Bench, open_bench
@@ -40,3 +41,17 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(trust, "ENOUGH", 1)
     monkeypatch.setattr(PostgresLane, "begin_together", counted)
     return begun
+
+
+@pytest.fixture
+def round_trips(monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> list[int]:  # noqa: ARG001  one run is enough
+    """How many transactions were open whenever statements were carried out together."""
+    carried: list[int] = []
+    carry_out = PostgresErrands.carry_out
+
+    async def counted(self: PostgresErrands, within: float) -> PostgresBriefTransaction | None:
+        carried.append(len(self.waiting))
+        return await carry_out(self, within)
+
+    monkeypatch.setattr(PostgresErrands, "carry_out", counted)
+    return carried

@@ -13,6 +13,8 @@ from tests.integration.delivery.platform_worker import COMPLETED, Bench, Changes
 WARM = 1_000
 """From this number on they are scans that a worker gets to know its handlers by."""
 
+ALL_ENDED = "select count(*) = 0 from core.outbox where status in ('pending', 'in_flight') and source = 'worlds'"
+
 
 @asynccontextmanager
 async def trusting(
