@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from spectral.core.events.ports import Along, ClaimAnswer, ClaimAsk, Outlook
 from spectral.core.events.routes import Line
 from tests.unit.claim_stage import Row, Stage, clock, play
 
@@ -116,6 +118,28 @@ def test_what_wakes_it_is_claimed_before_anything_is_looked_for(monkeypatch: pyt
                 # Then one look from the beginning that shows that there is nothing else.
                 assert (table.claims, table.looks, table.outlooks) == (2, 1, 1)
             stage.loop.stop()
+
+    play(scene)
+
+
+def test_what_wakes_it_is_begun_with_before_anything_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        waiting: list[int] = []  # for their handlers, whenever it looks
+        look = stage.table.look_ahead_and_claim
+
+        async def watched(asks: Sequence[ClaimAsk], along: Along) -> tuple[Outlook, list[ClaimAnswer]]:
+            waiting.append(len(stage.table.leased))
+            return await look(asks, along)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(3)
+            monkeypatch.setattr(stage.table, "look_ahead_and_claim", watched)
+            stage.commit(Row(clock(), A), Row(clock(), A))
+            await asyncio.sleep(0.5)
+            stage.loop.stop()
+        assert waiting == [0]
 
     play(scene)
 

@@ -186,6 +186,8 @@ class ClaimLoop:
         rows = sum(len(answer.deliveries) for answer in answers)
         self._wakefulness.found(rows, overflows=bool(self._full or self._room.refused))
         await self._hand_on(asks, answers, ahead=ahead, seconds=seconds)
+        if rows and self._is_prompt:
+            await asyncio.sleep(0)  # what woke it is begun with before it looks for more
         self._has_claimed = not self._full
         if looks:
             self._looks.spend(self._waiting, seconds, clock())

@@ -7,6 +7,7 @@ rest finish within the grace, cancel and give back what is left, write all that,
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,6 +39,10 @@ _LAST_CLAIM: Final = 0.5
 
 _LOOK: Final = 0.02
 _MARGIN: Final = 60.0
+
+_GIVE_WAY: Final = 0.0003
+"""Seconds for which the thread beside leaves the interpreter to the loop that it has woken, which would else wake up
+to wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +252,7 @@ class Shift:
     def _wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended: nobody needs waking
             self._home.call_soon_threadsafe(self._on_heard)
+            time.sleep(_GIVE_WAY)
 
     def _on_heard(self) -> None:
         if self._connections.reception is not None:
