@@ -27,7 +27,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Function:
-    """Other text in an SQL function of the schema core, whichever migration has the last word on it."""
+    """Other text in an SQL function of the schema core, whichever migration has the last word on it.
+
+    Of several of one name it is the one that has the text; it has to be one that workers still call.
+    """
 
     name: str
     old: str
@@ -66,14 +69,15 @@ MUTATIONS: Final = (
     Mutation(
         "fence removed",
         (
-            Function("outbox_begin", "where outbox.claim_token = claim.token", "where claim.token = claim.token"),
+            Function("outbox_begin_one", "and outbox.claim_token = p_token", ""),
+            Function("outbox_deliver", "and outbox.claim_token = given.token", ""),
             Function("outbox_settle", "where outbox.claim_token = given.token", "where given.token = given.token"),
         ),
         "tests/faults/test_takeover.py::test_a_zombie_is_told_that_its_claims_are_no_longer_its_own",
     ),
     Mutation(
         "dedup gate ignored",
-        (Function("outbox_begin", "when passed.event_id is null then 'handled'", ""),),
+        (Function("outbox_begin_one", "case when found then 'run' else 'handled' end", "'run'"),),
         "tests/faults/test_order.py::test_many_rows_with_one_key_take_effect_once",
     ),
     Mutation(
@@ -103,7 +107,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "attempts not counted at the claim",
-        (Function("outbox_claim", "attempts = outbox.attempts + 1,", ""),),
+        (Function("outbox_claim_from", "attempts = outbox.attempts + 1,", ""),),
         "tests/faults/test_poison.py::test_slow_neighbours_are_not_taken_along_again_and_again",
     ),
     Mutation(

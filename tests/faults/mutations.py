@@ -59,10 +59,9 @@ declare
 begin
     select pg_get_functiondef(function.oid) into strict v_definition
     from pg_proc as function
-    where function.pronamespace = 'core'::regnamespace and function.proname = '{name}';
-    if strpos(v_definition, {old}) = 0 then
-        raise exception 'core.{name} has no such text';
-    end if;
+    where function.pronamespace = 'core'::regnamespace
+      and function.proname = '{name}'
+      and strpos(pg_get_functiondef(function.oid), {old}) > 0;
     execute replace(v_definition, {old}, {new});
 end
 $mutate$;

@@ -20,8 +20,7 @@ def times_found(connection: psycopg.Connection[Any], change: Edit | Function | N
         case Edit(file, old, _):
             return (ROOT / file).read_text().count(old)
         case Function(name, old, _):
-            ((definition,),) = connection.execute(DEFINITION, [name]).fetchall()
-            return int(definition.count(old))
+            return sum(definition.count(old) for (definition,) in connection.execute(DEFINITION, [name]))
         case NoTrigger(name, table):
             ((count,),) = connection.execute(TRIGGER, [name, table]).fetchall()
             return int(count)
