@@ -232,7 +232,7 @@ MUTATIONS: Final = (
             Edit(
                 f"{_FLOW}/abreast.py",
                 "                self._desk.trust.failed(walk.handler.name)\n"
-                "                raise TakenBackError(unanswered=unanswered)",
+                "                raise TakenBackError(unusable=unanswered)",
                 "                self._desk.trust.failed(walk.handler.name)",
             ),
         ),

@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END
+from spectral.core.events.delivery.group import TakenBackError
 from spectral.core.events.failpoints import reached
 from spectral.core.events.ports import ErrandsVoidError
 from spectral.core.events.probe import HandlerRanAway
@@ -25,17 +26,6 @@ if TYPE_CHECKING:
     from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import BriefTransaction, Errands
     from spectral.core.events.probe import Activity
-
-
-class TakenBackError(Exception):
-    """Nothing of the group is to be kept, and its rows are to be run again.
-
-    Somebody has lost trust over it, so it will not come to the same. `unanswered`: the connection is still waiting.
-    """
-
-    def __init__(self, *, unanswered: bool = False) -> None:
-        super().__init__()
-        self.unanswered = unanswered
 
 
 class _Walk:
@@ -146,7 +136,7 @@ class _Walkers:
             self._require_brief(walk, unanswered=unanswered)
             if walk.error is not None:
                 self._desk.trust.failed(walk.handler.name)
-                raise TakenBackError(unanswered=unanswered)
+                raise TakenBackError(unusable=unanswered)
 
     def _look_for_strays(self) -> None:
         """Those who wait for anything but their statement may go on, but are not to run beside others any more."""
@@ -158,7 +148,7 @@ class _Walkers:
     def _require_brief(self, walk: _Walk, *, unanswered: bool = False) -> None:
         if walk.transaction.overran:
             self._desk.trust.strayed(walk.handler.name)
-            raise TakenBackError(unanswered=unanswered)
+            raise TakenBackError(unusable=unanswered)
 
     async def _something_happens(self, deadline: float) -> None:
         """Until somebody arrives or wants something.
@@ -189,7 +179,7 @@ class _Walkers:
         except TimeoutError:
             self._look_at_those_who_arrived(unanswered=True)
             self._are_late()
-            raise TakenBackError(unanswered=True) from None
+            raise TakenBackError(unusable=True) from None
         if refused is not None:
             guilty = next(walk for walk in self._walks if walk.transaction is refused)
             self._desk.trust.failed(guilty.handler.name)

@@ -50,6 +50,7 @@ class _Entry:
     alone = False
     lost = False
     disconnections = 0
+    renewed = False
     done: tuple[str, ...] = ()
     traceparent: str | None = None
 
@@ -168,6 +169,14 @@ class Desk:
             return 0
         entry.disconnections += 1
         return entry.disconnections
+
+    def may_renew_for(self, delivery: Delivery) -> bool:
+        """Whether its handler may be run once more on a new connection, for the first time: then never again."""
+        entry = self._entries.get(id(delivery))
+        if entry is None or entry.renewed:
+            return False
+        entry.renewed = True
+        return True
 
     def is_isolated(self, delivery: Delivery) -> bool:
         """Whether it has to run in a transaction of its own."""

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
 
+_OUTDATED: Final = frozenset({"0A000", "26000"})
+"""A statement that the driver has prepared is not what it was: a table has other columns, or its name is forgotten."""
+
 _LONG: Final = 0.1
 _LONG_ELSEWHERE: Final = 0.02
 """Seconds. A handler that takes so long is not brief, in all or besides its statement."""
@@ -52,6 +55,18 @@ class RunAloneError(Exception):
     """The row has to be run again in a transaction of its own."""
 
 
+class TakenBackError(Exception):
+    """Nothing of the group is to be kept, and its rows are to be run again.
+
+    Somebody has lost trust over it, or the connection is to be another, so it will not come to the same. `unusable`:
+    the connection still waits for an answer, or what it remembers is out of date.
+    """
+
+    def __init__(self, *, unusable: bool = False) -> None:
+        super().__init__()
+        self.unusable = unusable
+
+
 class VoidedError(Exception):
     """A handler took the transaction of the whole group down with it; `undone`: which is as it was before."""
 
@@ -70,14 +85,14 @@ async def run_in_transaction(
     Raises:
         VoidedError: nothing of the group can be kept.
         RunAloneError: somebody before it in the transaction may be why it failed.
+        TakenBackError: the connection may be why it failed.
         SubstrateLostError: the connection is lost.
     """
     began = time.perf_counter()
     execution = await run(desk, handler, delivery, lane.transaction)
     error = execution.error
-    if execution.ran_away and error is not None:
-        desk.trust.failed(handler.name)
-        raise VoidedError(handler, error)
+    if error is not None:
+        _require_own_failure(desk, handler, delivery, error, ran_away=execution.ran_away)
     try:
         if error is None:
             try:
@@ -103,3 +118,14 @@ async def run_in_transaction(
     if group.conclusions and sqlstate_of(error) in _CONTENTION:
         raise RunAloneError
     return error
+
+
+def _require_own_failure(
+    desk: Desk, handler: Handler, delivery: Delivery, error: BaseException, *, ran_away: bool
+) -> None:
+    """Raise what it is if it is more, or less, than a handler that has failed."""
+    if ran_away:
+        desk.trust.failed(handler.name)
+        raise VoidedError(handler, error)
+    if sqlstate_of(error) in _OUTDATED and desk.may_renew_for(delivery):
+        raise TakenBackError(unusable=True)

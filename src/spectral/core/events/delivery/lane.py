@@ -15,10 +15,16 @@ from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.delivery.abreast import TakenBackError
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.dispatch import conclude, run, used_up
-from spectral.core.events.delivery.group import DISCONNECTIONS, Group, RunAloneError, VoidedError, run_in_transaction
+from spectral.core.events.delivery.group import (
+    DISCONNECTIONS,
+    Group,
+    RunAloneError,
+    TakenBackError,
+    VoidedError,
+    run_in_transaction,
+)
 from spectral.core.events.delivery.together import Together
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
@@ -99,7 +105,7 @@ class LaneLoop:
             await self._lane.abandon()
         except TakenBackError as taken:
             rows.extendleft(reversed(group.everything()))
-            await (self._lane.drop() if taken.unanswered else self._lane.abandon())
+            await (self._lane.drop() if taken.unusable else self._lane.abandon())
         except VoidedError as voided:
             rows.extendleft(reversed([*group.deliveries(), *self._acquitted(group, voided)]))
             await (self._lane.abandon() if voided.undone else self._lane.drop())

@@ -51,7 +51,7 @@ class Listener:
         """Deliver until `stop` is called, or until there is nothing left to do.
 
         Raises:
-            ConfigurationError: the worker does not fit this database; nothing was started.
+            ConfigurationError: the worker does not fit this database; the message says what to do.
         """
         if self._has_run:
             raise ConfigurationError("a worker runs once; make another one")
@@ -182,8 +182,23 @@ class Listener:
         self._shift = Shift(self._connections, self._desk, self._calls, self._started)
         self._state = State.IDLE
         self._desk.probe.tell(Started(settings.name, settings.generation, self._desk.routes.contexts))
-        await self._shift.run(until, self._on_draining)
+        try:
+            await self._shift.run(until, self._on_draining)
+        except BaseExceptionGroup as died:
+            remedy = _remedy(died)
+            if remedy is None:
+                raise
+            self._desk.probe.tell(Crashed(describe(remedy)))
+            raise remedy from None
 
     def _on_draining(self) -> None:
         self._state = State.DRAINING
         self._desk.probe.tell(Stopping(self._desk.held(), self._calls.grace))
+
+
+def _remedy(died: BaseExceptionGroup[BaseException]) -> ConfigurationError | None:
+    """What somebody has to do, if one of the parts that died has said so: the others went down with it."""
+    found: BaseException | None = died.subgroup(ConfigurationError)
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found if isinstance(found, ConfigurationError) else None

@@ -20,7 +20,7 @@ from spectral.core.events.failure import SubstrateLostError, TransactionMisusedE
 from spectral.core.events.infrastructure.postgres.conclusions import Together, begin_one, standing, statements
 from spectral.core.events.infrastructure.postgres.errands import KNOWS_DRIVER, PostgresErrands, Prepared
 from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
-from spectral.core.events.infrastructure.postgres.session import Session, is_contention, passes
+from spectral.core.events.infrastructure.postgres.session import Session, explain, is_contention, passes
 from spectral.core.events.infrastructure.postgres.transaction import PostgresTransaction
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate, GroupVoidError
@@ -70,6 +70,7 @@ class PostgresLane:
         self._only_plain = True
         self._prepared = Prepared()  # on this connection
         self._accepted = False  # whether the server has still to say something to the handler that was accepted
+        self._is_worn = False  # whether the next group had better have a new connection
         self._require_role = b""
         self._settings = b""
 
@@ -115,6 +116,7 @@ class PostgresLane:
             if passes(error) or self._session.refused_at < len(prologue):
                 raise SubstrateLostError(describe(error)) from None
             if not is_contention(error):
+                explain(error)
                 raise
             return False
         return verdict.get_value(0, 0) == b"t"
@@ -145,6 +147,7 @@ class PostgresLane:
             if not is_ready:
                 raise AcceptRefusedError from _misuse(error)
             if not is_contention(error):
+                explain(error)
                 raise
         else:
             self._accepted = False
@@ -165,6 +168,7 @@ class PostgresLane:
             raise GroupVoidError("the connection was closed while the handler ran")
         status = pgconn.transaction_status
         if status == TransactionStatus.INERROR:
+            self._is_worn = True  # nobody was told why it failed: it may be what is remembered here
             raise TransactionMisusedError(
                 "returned although an SQL statement of its transaction had failed; let the error out, or wrap what may "
                 "fail in `async with tx.connection.transaction():`"
@@ -235,6 +239,7 @@ class PostgresLane:
         """See `Lane`."""
         self._end_transaction()
         self._connection = None
+        self._is_worn = False
         self._group = b""
         self._accepted = False
         await self._session.drop()
@@ -257,7 +262,9 @@ class PostgresLane:
     async def _require_idle(self) -> None:
         """A transaction that is open before a group is was begun by somebody who has kept the connection."""
         connection = self._connection
-        if connection is not None and connection.info.transaction_status is not TransactionStatus.IDLE:
+        if connection is None:
+            return
+        if self._is_worn or connection.info.transaction_status is not TransactionStatus.IDLE:
             await self.drop()
 
     def _require_own_connection(self) -> None:

@@ -223,7 +223,7 @@ class Session:
     def _judge(self, error: psycopg.Error, connection: psycopg.AsyncConnection[Any] | None) -> Exception:
         """What a driver's error is: the loss of the connection, or the server's refusal."""
         if connection is None:
-            _explain(error)
+            explain(error)
         elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
             self._give_up(None)
         else:
@@ -249,11 +249,11 @@ def _with_defaults(dsn: str, settings: Mapping[str, str]) -> str | None:
 
 def _passing(error: psycopg.Error) -> Exception:
     """The loss it amounts to, if it may pass; itself, if it is nothing that is known to happen."""
-    _explain(error)
+    explain(error)
     return SubstrateLostError(describe(error)) if passes(error) or is_contention(error) else error
 
 
-def _explain(error: psycopg.Error) -> None:
+def explain(error: psycopg.Error) -> None:
     """Raise what somebody has to do about it, if that is known."""
     state = error.sqlstate or _refusal(str(error))
     remedy = _REMEDIES.get(state) or _REMEDIES.get(state[:2])
