@@ -226,11 +226,11 @@ def _options() -> argparse.Namespace:
         return [name for name in stage.WORKLOADS if name in text.split(",")]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observability")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--events",
         type=int,
-        default=10_000,
+        default=40_000,
         help=f"how many each drain has to deliver, {stage.WARM_UP:,} of them to warm up",
     )
     parser.add_argument("--only", type=names, metavar="WORKLOAD,...", help=", ".join(stage.WORKLOADS))
