@@ -56,6 +56,7 @@ _READ_ONLY: Final = "25006"
 _LINE_ERRORS: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 _CLOSE_WITHIN: Final = 3.0
 _SECOND_LOOK: Final = 0.1
+_REFUSED_FOR_GOOD: Final = 2
 _REMEDIES: Final = {
     "28": "the database refuses this login; check the user and the password of the connection string",
     "3D": "the database of the connection string does not exist; create it, then run: spectral migrate up",
@@ -91,6 +92,7 @@ class Session:
         self._autocommit = not for_handlers
         self._kind = WatchedConnection if for_handlers else psycopg.AsyncConnection[Any]
         self._defaults = _with_defaults(dsn, wanted) if for_handlers else None
+        self._defaults_refused = 0
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self.refused_at = 0  # which statement of a script the server refused, when it last did
@@ -197,7 +199,10 @@ class Session:
                 if _refusal(str(error)):  # of the login, which is not to be tried twice
                     raise
                 connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
-                self._defaults = None
+                # Once may be a server that came up in between.
+                self._defaults_refused += 1
+                if self._defaults_refused >= _REFUSED_FOR_GOOD:
+                    self._defaults = None
                 return connection
         return await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
 
