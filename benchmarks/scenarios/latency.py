@@ -66,7 +66,7 @@ def deliver_paced(arena: Arena, plan: Plan, paced: Paced, worker: Running) -> di
     worker.wait_for_first(_START)
     sent = times_in(arena.publish(paced.line, "paced", paced.dsn, paced.kind, count, pause))
     deadline = time.monotonic() + paced.late
-    while len(came := _came(paced.output)) < count and time.monotonic() < deadline:
+    while len(came := came_in(paced.output)) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     latencies = [(came[number] - at) / 1e6 for number, at in sent.items() if number >= WARM_UP and number in came]
     lost = (count - WARM_UP) - len(latencies)
@@ -75,8 +75,8 @@ def deliver_paced(arena: Arena, plan: Plan, paced: Paced, worker: Running) -> di
     return quantiles(latencies)
 
 
-def _came(output: Path) -> dict[int, int]:
-    """Without what has not been yet: two processes of a contestant may write into each other's lines."""
+def came_in(output: Path) -> dict[int, int]:
+    """Which events came, and when; not what has not been yet: two processes may write into each other's lines."""
     now = time.monotonic_ns()
     return {number: at for number, at in times_in(output.read_text(errors="replace")).items() if at <= now}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from benchmarks import brokers, floor, plan, roster
 from benchmarks.__main__ import scenarios_of
 from benchmarks.arena import Arena, rate_in, times_in
 from benchmarks.environments import ContestantError, Environments
+from benchmarks.scenarios import latency
 from benchmarks.scenarios.substrates import SUBSTRATES
 from benchmarks.wire import Frames
 from spectral.core.events.broker_settings import NO_BROKER, BrokerKind
@@ -52,6 +54,12 @@ def test_a_publisher_is_heard_among_lines_of_others() -> None:
 
 def test_times_are_lines_of_two_numbers_and_nothing_else() -> None:
     assert times_in("1 100\n[info] 2\nPulled job\n2 250\n\n") == {1: 100, 2: 250}
+
+
+def test_a_time_that_has_not_been_yet_was_written_by_two_at_once(tmp_path: Path) -> None:
+    seen, now = tmp_path / "seen", time.monotonic_ns()
+    seen.write_text(f"1 {now}\n2 {now}{now}\n3 {now}\n")
+    assert latency.came_in(seen) == {1: now, 3: now}
 
 
 @pytest.mark.parametrize(

@@ -442,7 +442,7 @@ class TestLoss:
         with pytest.raises(BrokerLostError):
             await CALLS[call](sender, receiver, received)
         # A call may ask twice, and close what was there before; the rest is for a machine that is busy.
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 12
         broker.server.resume()
         for side in (sender, receiver):
             side._settings = broker.settings()

@@ -10,7 +10,7 @@ import os
 import signal
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, cast
 
 from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.delivery.backoff import Backoff
@@ -51,7 +51,8 @@ class Listener:
         """Deliver until `stop` is called, or until there is nothing left to do.
 
         Raises:
-            ConfigurationError: the worker does not fit this database; the message says what to do.
+            ConfigurationError: the worker does not fit this database; nothing was started.
+            BaseExceptionGroup: a part of it died, and all of it went down; what it died of was told as `Crashed`.
         """
         if self._has_run:
             raise ConfigurationError("a worker runs once; make another one")
@@ -62,7 +63,7 @@ class Listener:
         except BaseException as error:
             self._state = State.DEAD
             if not isinstance(error, asyncio.CancelledError | ConfigurationError):
-                self._desk.probe.tell(Crashed(describe(error)))
+                self._desk.probe.tell(Crashed(describe(_remedy(error) or error)))
             raise
         finally:
             await self._connections.claims.close()
@@ -182,23 +183,16 @@ class Listener:
         self._shift = Shift(self._connections, self._desk, self._calls, self._started)
         self._state = State.IDLE
         self._desk.probe.tell(Started(settings.name, settings.generation, self._desk.routes.contexts))
-        try:
-            await self._shift.run(until, self._on_draining)
-        except BaseExceptionGroup as died:
-            remedy = _remedy(died)
-            if remedy is None:
-                raise
-            self._desk.probe.tell(Crashed(describe(remedy)))
-            raise remedy from None
+        await self._shift.run(until, self._on_draining)
 
     def _on_draining(self) -> None:
         self._state = State.DRAINING
         self._desk.probe.tell(Stopping(self._desk.held(), self._calls.grace))
 
 
-def _remedy(died: BaseExceptionGroup[BaseException]) -> ConfigurationError | None:
-    """What somebody has to do, if one of the parts that died has said so: the others went down with it."""
-    found: BaseException | None = died.subgroup(ConfigurationError)
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found if isinstance(found, ConfigurationError) else None
+def _remedy(error: BaseException) -> ConfigurationError | None:
+    """What somebody has to do, if a part that died has said so: the others went down with it."""
+    if isinstance(error, ConfigurationError):
+        return error
+    parts = cast("BaseExceptionGroup[BaseException]", error).exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return next((found for part in parts if (found := _remedy(part)) is not None), None)
