@@ -56,7 +56,8 @@ class NatsServer:
         written = self._directory / "nats.conf"
         written.write_text(
             f"listen: 127.0.0.1:{self.port}\n"
-            f"jetstream {{ store_dir: {str(self._directory / 'store')!r}, max_file_store: 20GB }}\n"
+            # Every test has streams of its own, and each sets aside what it may grow to: 80 of them would fill 20 GB.
+            f"jetstream {{ store_dir: {str(self._directory / 'store')!r}, max_file_store: 20TB }}\n"
             "authorization { users: [\n"
             f"  {{ user: {USER!r}, password: {PASSWORD!r} }}\n"
             f"  {{ user: {GUEST!r}, password: {PASSWORD!r}, permissions: {{ publish: nothing, subscribe: '>' }} }}\n"

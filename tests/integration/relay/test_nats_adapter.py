@@ -635,6 +635,13 @@ class TestShape:
         assert await counted(sender, LANE, 0) == 0
 
 
+async def test_the_server_has_room_for_the_streams_of_all_tests(broker: Broker) -> None:
+    for generation in range(100):
+        receiver = broker.receiver()
+        await receiver.open([BrokerLane(generation, f"outbox_gen_{generation}", "platform")])
+        await receiver.close()
+
+
 def test_the_server_does_not_outlive_the_process_that_runs_the_tests(tmp_path: Path) -> None:
     program = (
         "import sys, pathlib; from tests.integration.relay.nats_server import NatsServer\n"
