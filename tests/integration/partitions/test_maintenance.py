@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
 import pytest
 
 from spectral.core.database import Database, NotFoundError, RefusedError, connect
-from spectral.core.partitions import Keep, Maintained, Progress, enable, maintain, partition_status
+from spectral.core.partitions import Keep, Maintained, Progress, enable, maintain, maintaining, partition_status
+from spectral.core.partitions.patience import patiently
 from spectral.core.retention import RetentionPolicy, Subject, SweepOptions, registry_of, sweep
 from tests.integration.delivery.platform_worker import until
 from tests.integration.partitions.rows import Connection, month, name_of, write
@@ -319,6 +320,39 @@ async def test_two_that_mend_at_once_are_harmless(months: str, admin: Connection
         status = await partition_status(database)
     assert (status.default_rows, status.months_ahead) == (0, 3)
     write(admin, month(admin, 24))  # and no bounds are left
+
+
+async def test_nobody_gets_between_the_steps_of_mending(
+    admin: Connection, retention: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drop(admin, *(name_of(admin, later) for later in range(4)))
+    write(admin, month(admin, 0), count=5)
+    ask = "select pg_try_advisory_lock(core.partitions_lock_key())"
+    free: dict[str, bool] = {}
+
+    async def looked_at(
+        database: Database, query: LiteralString, parameters: list[object], give_up_after: timedelta
+    ) -> object:
+        answer = await patiently(database, query, parameters, give_up_after)
+        free[query] = admin.execute(ask).fetchone() == (True,)
+        return answer
+
+    monkeypatch.setattr(maintaining, "patiently", looked_at)
+    assert (await maintain(retention, by="ann")).mended is not None
+    for step in ("mend_bind(", "mend_validate(", "mend(", "partition_create("):
+        assert [taken for query, taken in free.items() if step in query] == [False]
+    assert admin.execute(ask).fetchone() == (True,)  # let go
+
+
+async def test_who_comes_while_another_mends_waits_a_while_and_leaves_it_to_them(
+    admin: Connection, retention: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintaining, "_PATIENCE", timedelta(seconds=0.6))
+    drop(admin, name_of(admin, 3))
+    admin.execute("select pg_advisory_lock(core.partitions_lock_key())")
+    assert await maintain(retention, by="ann") == Maintained(busy=True)
+    admin.execute("select pg_advisory_unlock(core.partitions_lock_key())")
+    assert (await maintain(retention, by="ann")).created == (name_of(admin, 3),)
 
 
 async def test_beside_a_large_default_partition_no_month_is_made_under_its_lock(

@@ -1,7 +1,8 @@
 """Months ahead, the default partition, and what is over: what has to be done now and then, by whoever comes first.
 
-Every call is a transaction of its own and looks for itself whether there is still something to do, so two at once are
-harmless. Nothing is dropped that is not over, whoever asks: the database looks at every row.
+Every call is a transaction of its own and looks for itself whether there is still something to do; one at a time makes
+months, and who comes second finds them made. Nothing is dropped that is not over, whoever asks: the database looks at
+every row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import DatabaseTooSlowError, NotFoundError, RefusedError
 from spectral.core.events.failure import SpectralError
-from spectral.core.partitions.patience import patiently
+from spectral.core.partitions.patience import alone, patiently
 from spectral.core.partitions.reading import partition_status
 from spectral.core.partitions.values import MONTHS_AHEAD, Keep, Layout, Maintained
 
@@ -50,8 +51,11 @@ async def maintain(database: Database, keep: Keep | None = None, *, by: str, dry
     if dry_run:
         return await _preview(database, status, keep)
     try:
-        mended = await _mend(database, by, rows=status.default_rows)
-        created = await _create(database, by, lenient=bool(status.default_rows))
+        # The steps of mending are transactions of their own: with those of another among them both would give up, and
+        # once months are created after the default partition's rows it can become none of them.
+        async with alone(database, _PATIENCE):
+            mended = await _mend(database, by, rows=status.default_rows)
+            created = await _create(database, by, lenient=bool(status.default_rows))
     except DatabaseTooSlowError:
         return Maintained(default_rows=status.default_rows, busy=True)
     dropped, rows, kept, postponed = await _drop(database, status, keep, by)
