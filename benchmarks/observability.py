@@ -54,8 +54,8 @@ _PATIENCE: Final = 120.0
 _ENDING: Final = 20.0
 _SETUP: Final = b"create table bench_effects (number bigint primary key, seen integer not null)"
 _CLEAR: Final = b"truncate core.outbox, core.event_handled, bench_effects"
-_LEFT: Final = "select count(*) from core.outbox where status <> 'delivered'"
-_LAST: Final = "select extract(epoch from max(delivered_at))::float8 from core.outbox"
+_LEFT: Final = "select count(*) from core.outbox where status <> 'delivered' and target = 'platform'"
+_LAST: Final = "select extract(epoch from max(delivered_at))::float8 from core.outbox where target = 'platform'"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from pydantic import BaseModel
 
-from spectral.core.events import Consumer, Transaction
+from spectral.core.events import Consumer, EventEnvelope, Transaction
 from spectral.core.events.probe import NoteTaker
 from spectral_ops.cli import main
 from spectral_workers import process
@@ -28,12 +28,16 @@ WARM_UP: Final = 1_000
 """So many events come before anything is measured: what is loaded, connected or learned once is no part of it."""
 
 NAP: Final = 0.01
+ELSEWHERE: Final = "worlds"
+"""A context that no worker here is for."""
 
 wait: Final = Consumer("platform")
 upsert: Final = Consumer("platform")
+order: Final = Consumer("platform")
 noop: Final = Consumer("platform")
 WORKLOADS: Final = {
     "wait": (wait, "plain handler that awaits 10 ms"),
+    "order": (order, "transactional handler that reads, writes and publishes what follows"),
     "upsert": (upsert, "transactional handler with one upsert"),
     "noop": (noop, "plain handler that does nothing"),
 }
@@ -82,6 +86,23 @@ async def write(event: Numbered, tx: Transaction) -> None:
     await tx.execute(
         "insert into bench_effects values (%s, 1) on conflict (number) do update set seen = bench_effects.seen + 1",
         (event.number,),
+    )
+
+
+@order.on(event_type("order"))
+async def take(event: Numbered, tx: Transaction) -> None:
+    """What most handlers do: look something up, write it down, tell the next."""
+    begin()
+    cursor = await tx.execute("select seen from bench_effects where number = %s for update", (event.number,))
+    seen = await cursor.fetchone()
+    await tx.execute(
+        "insert into bench_effects values (%s, %s) on conflict (number) do update set seen = excluded.seen",
+        (event.number, 1 if seen is None else seen[0] + 1),
+    )
+    await tx.publish(
+        EventEnvelope(
+            event_type="platform.order.taken", source="platform", target=ELSEWHERE, payload={"number": event.number}
+        )
     )
 
 

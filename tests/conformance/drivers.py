@@ -237,13 +237,14 @@ async def asyncpg_pooled(dsn: str, publishing: Publishing) -> AsyncIterator[Desk
         yield Asyncpg(connection, publishing)
 
 
-def _url(dsn: str, driver: str) -> str:
+def url_of(dsn: str, driver: str) -> str:
+    """The same database for SQLAlchemy."""
     return dsn.replace("postgresql://", f"postgresql+{driver}://", 1)
 
 
 @asynccontextmanager
 async def sqlalchemy_async_session(dsn: str, publishing: Publishing) -> AsyncIterator[Desk]:
-    engine = create_async_engine(_url(dsn, "psycopg"))
+    engine = create_async_engine(url_of(dsn, "psycopg"))
     async with AsyncSession(engine) as session:
         yield SqlAlchemyAsync(session, publishing)
     await engine.dispose()
@@ -251,7 +252,7 @@ async def sqlalchemy_async_session(dsn: str, publishing: Publishing) -> AsyncIte
 
 @asynccontextmanager
 async def sqlalchemy_asyncpg_connection(dsn: str, publishing: Publishing) -> AsyncIterator[Desk]:
-    engine = create_async_engine(_url(dsn, "asyncpg"))
+    engine = create_async_engine(url_of(dsn, "asyncpg"))
     async with engine.connect() as connection:
         yield SqlAlchemyAsync(connection, publishing)
     await engine.dispose()
@@ -259,7 +260,7 @@ async def sqlalchemy_asyncpg_connection(dsn: str, publishing: Publishing) -> Asy
 
 @asynccontextmanager
 async def sqlalchemy_sync_session(dsn: str, publishing: Publishing) -> AsyncIterator[Desk]:
-    engine = sqlalchemy.create_engine(_url(dsn, "psycopg"))
+    engine = sqlalchemy.create_engine(url_of(dsn, "psycopg"))
     with Session(engine) as session:
         yield SqlAlchemySync(session, publishing)
     engine.dispose()
@@ -267,7 +268,7 @@ async def sqlalchemy_sync_session(dsn: str, publishing: Publishing) -> AsyncIter
 
 @asynccontextmanager
 async def sqlalchemy_psycopg2_connection(dsn: str, publishing: Publishing) -> AsyncIterator[Desk]:
-    engine = sqlalchemy.create_engine(_url(dsn, "psycopg2"))
+    engine = sqlalchemy.create_engine(url_of(dsn, "psycopg2"))
     with engine.connect() as connection:
         yield SqlAlchemySync(connection, publishing)
     engine.dispose()

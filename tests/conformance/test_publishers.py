@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -147,6 +147,20 @@ async def test_classes_choose_channel_and_filing(desk: Desk, connection: Connect
     await desk.commit()
     stamps = connection.execute("select distinct channel, generation, content_class from core.outbox").fetchall()
     assert stamps == [("outbox_gen_1_cold", 1, "agent_task")]
+
+
+@pytest.mark.parametrize("hours", [-23.99, -15, 5.5, 16, 20])
+async def test_a_moment_is_the_same_moment_whatever_its_offset(
+    desk: Desk, connection: Connection, hours: float
+) -> None:
+    offset = timezone(timedelta(hours=hours) + timedelta(microseconds=1))
+    moment = datetime(2026, 2, 3, 4, 5, 6, 789, tzinfo=offset)
+    await desk.begin()
+    await desk.publish(event(occurred_at=moment))
+    await desk.publish_many([event(occurred_at=moment), event(occurred_at=moment)])
+    await desk.commit()
+    rows = connection.execute("select occurred_at from core.outbox").fetchall()
+    assert rows == [(moment.astimezone(UTC),)] * 3
 
 
 async def test_a_delayed_event_is_due_later_by_the_databases_clock(desk: Desk, connection: Connection) -> None:

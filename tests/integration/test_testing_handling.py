@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -15,6 +15,7 @@ from spectral.core.events import (
     EventEnvelope,
     RetryPolicy,
     Transaction,
+    UnknownContextError,
 )
 from spectral.core.events.failure import TransactionMisusedError
 from spectral.core.events.testing import published, run_handler
@@ -139,3 +140,33 @@ async def test_what_it_publishes_is_in_its_transaction(async_connection: SQL) ->
     assert [each.event_type for each in await published(async_connection)] == ["billing.invoice.sent"]
     rows = await (await async_connection.execute("select generation, channel from core.outbox")).fetchall()
     assert rows == [(2, "outbox_gen_2")]
+
+
+async def test_it_publishes_to_the_contexts_it_is_told_of(async_connection: SQL) -> None:
+    async def tell(tx: Transaction) -> None:
+        await tx.publish(EventEnvelope(event_type="platform.scan.noted", source="platform", target="audit"))
+
+    with pytest.raises(UnknownContextError, match=r"run_handler\(..., contexts=...\)"):
+        await run_handler(tell, scan(), tx=async_connection)
+    await run_handler(tell, scan(), tx=async_connection, contexts=["audit"])
+    assert [each.target for each in await published(async_connection)] == ["audit"]
+
+
+async def test_what_a_handler_leaves_behind_cannot_write_any_more(notes: SQL) -> None:
+    left: list[Transaction] = []
+
+    async def leave(tx: Transaction) -> None:
+        left.append(tx)
+
+    await run_handler(leave, scan(), tx=notes)
+    with pytest.raises(TransactionMisusedError):
+        await left[0].execute("insert into notes values (1)")
+
+
+async def test_statements_put_together_by_the_driver_s_tools_are_refused_with_advice(notes: SQL) -> None:
+    async def compose(tx: Transaction) -> None:
+        statement = psycopg.sql.SQL("insert into {} values (1)").format(psycopg.sql.Identifier("notes"))
+        await tx.execute(cast("Any", statement))
+
+    with pytest.raises(TypeError, match=r"as text, not Composed; for psycopg.sql use tx.connection.execute"):
+        await run_handler(compose, scan(), tx=notes)

@@ -488,6 +488,12 @@ async def test_many_events_are_one_statement_a_batch_in_one_transaction(
     assert publisher.table.steps == ["require transaction", "insert many", "insert many"]
 
 
+async def test_one_event_is_not_many(publisher: Both) -> None:
+    with pytest.raises(PublishError, match="takes many events"):
+        await publisher.publish_many(cast("Any", an_envelope()))
+    assert publisher.table.steps == []
+
+
 async def test_no_events_ask_nothing_of_the_database(publisher: Both) -> None:
     publisher.table.in_transaction = False
     assert await publisher.publish_many([]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -157,10 +158,24 @@ def test_no_retries_means_one_execution() -> None:
     assert (policy.allows_another(0), policy.allows_another(1)) == (True, False)
 
 
-@pytest.mark.parametrize("max_retries", [-1, -(10**9)])
-def test_a_negative_number_of_retries_is_refused(max_retries: int) -> None:
-    with pytest.raises(ValueError, match="max_retries must not be negative"):
-        RetryPolicy(max_retries=max_retries)
+@pytest.mark.parametrize("max_retries", [-1, -(10**9), 2**31 - 1, float("inf"), 2.0, True, "5", None])
+def test_a_number_of_retries_that_nobody_can_count_is_refused(max_retries: object) -> None:
+    with pytest.raises(ValueError, match="max_retries must be a whole number from 0 to 2147483646"):
+        RetryPolicy(max_retries=cast("Any", max_retries))
+
+
+@pytest.mark.parametrize("delays", [{"base": 1}, {"cap": 300.0}, {"base": None}])
+def test_delays_that_are_numbers_are_refused(delays: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="base and cap must be timedeltas"):
+        RetryPolicy(**delays)
+
+
+@pytest.mark.parametrize(
+    "errors", [("ValueError",), (ValueError()), (ValueError,)[0], [ValueError], (int,), "ValueError"]
+)
+def test_terminal_errors_that_are_no_types_of_errors_are_refused(errors: object) -> None:
+    with pytest.raises(ValueError, match="terminal_errors must be a tuple of exception types"):
+        RetryPolicy(terminal_errors=cast("Any", errors))
 
 
 @pytest.mark.parametrize(

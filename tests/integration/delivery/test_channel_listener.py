@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -78,6 +79,19 @@ async def test_it_takes_a_handler_that_is_no_plain_function(bench: Bench) -> Non
         await bench.publish(1)
         await until(lambda: bench.all_are("delivered"), within=10)
     assert indexer.seen == [1]
+
+
+async def test_a_handler_that_cannot_be_awaited_is_run_once_and_told_so(bench: Bench) -> None:
+    seen: list[int] = []
+
+    def handler(envelope: EventEnvelope) -> None:
+        seen.append(envelope.payload["number"])
+
+    async with listening(bench, cast("EventHandler", handler)):
+        (event_id,) = await bench.publish(1)
+        await until(lambda: bench.all_are("failed"), within=10)
+    assert seen == [1]
+    assert "the handler must be an async function" in (await bench.row(event_id))["last_error"]
 
 
 async def test_it_leaves_events_of_other_contexts_and_channels_alone(bench: Bench) -> None:

@@ -227,6 +227,7 @@ async def _is(bench: Bench, event_id: object, status: str) -> bool:
         (roll_back_and_write_on, "ended the transaction it was given"),
         (close_the_connection, "the connection was closed while the handler ran"),
         (change_the_role, "acting as role spectral_publisher instead of "),
+        (change_the_role_to_one_that_may_do_nothing, "left its connection acting as another role, one without rights"),
     ],
     ids=lambda given: getattr(given, "__name__", None),
 )

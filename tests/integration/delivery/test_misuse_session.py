@@ -143,6 +143,22 @@ async def test_what_a_handler_makes_for_its_session_is_not_there_for_the_next_ev
     assert found == [0, 0, 0]
 
 
+async def test_a_handler_that_listens_does_not_have_the_lane_listen_for_ever(bench: Bench, platform: Consumer) -> None:
+    heard: list[int] = []
+
+    @platform.on(COMPLETED, concurrency=1)  # each in a transaction of its own
+    async def project(scan: Scan, tx: Transaction) -> None:
+        row = await (await tx.execute("select count(*) from pg_listening_channels()")).fetchone()
+        heard.append(row[0] if row else -1)
+        if scan.number == 1:
+            await tx.execute("listen outbox_gen_1")
+
+    await bench.publish(1, 2, 3, 4)
+    await bench.drain(platform, lanes=1)
+    assert await bench.all_are("delivered")
+    assert heard == [0, 1, 0, 0]  # what is taken back is so at the next commit
+
+
 async def test_a_handler_that_reads_ids_as_text_is_told_to_have_handled_its_event(
     bench: Bench, platform: Consumer
 ) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 
-from spectral.core.events import Consumer, Transaction, failpoints
+from spectral.core.events import ConfigurationError, Consumer, Transaction, failpoints
 from spectral.core.events.delivery.health import State
 from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.probe import Crashed
@@ -169,6 +170,27 @@ async def test_a_server_that_ends_stops_its_worker_and_nobody_is_told(bench: Ben
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     assert (worker.health().state, told) == (State.STOPPED, [])
+
+
+async def test_errors_of_the_application_s_own_are_not_taken_for_the_worker_s_death(
+    bench: Bench, both: Consumer
+) -> None:
+    told: list[int] = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: told.append(os.getpid()))
+    worker = bench.worker(both)
+    try:
+        with pytest.RaisesGroup(ZeroDivisionError):
+            async with worker.lifespan():
+                await worker.started()
+                raise ExceptionGroup("of the application", [ZeroDivisionError()])
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    assert (worker.health().state, told) == (State.STOPPED, [])
+
+
+async def test_a_worker_cannot_run_until_something_it_does_not_know(bench: Bench, both: Consumer) -> None:
+    with pytest.raises(ConfigurationError, match=r"until one of .*'drained'.* not until 'drain'"):
+        await bench.worker(both).run(until=cast("Any", "drain"))
 
 
 async def test_started_says_that_the_first_claim_was_made(bench: Bench, both: Consumer) -> None:

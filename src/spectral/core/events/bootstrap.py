@@ -13,6 +13,7 @@ import socket
 from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, Unpack, overload
 
 from spectral.core.events.broker import BrokerLane
@@ -22,7 +23,7 @@ from spectral.core.events.delivery.desk import Desk
 from spectral.core.events.delivery.listener import Listener
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.envelope import EventEnvelope  # noqa: TC001  read from the annotation of a handler
-from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.failure import ConfigurationError, TerminalHandlerError
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
 from spectral.core.events.relay.process import Relay
 from spectral.core.events.relay.receive import ReceiveLoop, Source
@@ -179,7 +180,10 @@ class ChannelListener:
         """
 
         async def handle(envelope: EventEnvelope) -> None:
-            await handler(envelope)
+            answer: object = handler(envelope)
+            if not isawaitable(answer):  # any callable may be given, so it shows only now; again, it would run again
+                raise TerminalHandlerError(f"the handler must be an async function: it answered {answer!r:.40}")
+            await answer
 
         settings = self._options.get("settings") or WorkerSettings.from_environ(_environ(self._options))
         consumer = Consumer(handler_name.partition(".")[0])
@@ -208,7 +212,9 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     database = options.get("database") or DatabaseSettings.from_environ(_environ(options))
     identity = Identity.from_environ(_environ(options), settings.generation)
     probe = options.get("probe") or _standard_watch(identity, settings.name)
-    shared = publishing(PublishSettings(generation=settings.generation, contexts=settings.contexts), probe=probe)
+    # What it consumes for it may publish for, declared or not.
+    contexts = settings.contexts | frozenset(routes.contexts)
+    shared = publishing(PublishSettings(generation=settings.generation, contexts=contexts), probe=probe)
     direct = database.direct_dsn or database.dsn
     # psycopg and structlog come with these; a publisher on another driver does without
     postgres, logs = import_module(f"{_ROOM}.postgres.worker"), import_module(f"{_ROOM}.observability.logs")

@@ -28,9 +28,13 @@ def channel_for(generation: int, processing_class: str | None = None) -> str:
         raise ValueError(f"generation must be between 0 and {MAX_GENERATION}, not {generation}")
     if processing_class is None:
         return f"outbox_gen_{generation}"
-    if _CLASS.fullmatch(processing_class) is None:
+    if not _is_class(processing_class):
         raise ValueError(
-            f"processing class {processing_class[:40]!r} must be a lower-case name of 1 to 32 characters, "
+            f"processing class {str(processing_class)[:40]!r} must be a lower-case name of 1 to 32 characters, "
             "such as 'hot' or 'cold'"
         )
     return f"outbox_gen_{generation}_{processing_class}"
+
+
+def _is_class(name: object) -> bool:
+    return isinstance(name, str) and _CLASS.fullmatch(name) is not None

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_MOST_RETRIES: Final = 2**31 - 2
+"""With the first execution, what the column for attempts holds."""
+
+
 class Verdict(StrEnum):
     """What an error means for the delivery."""
 
@@ -41,14 +45,16 @@ class RetryPolicy:
     terminal_errors: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.max_retries < 0:
-            raise ValueError(f"max_retries must not be negative, not {self.max_retries}")
+        if type(self.max_retries) is not int or not 0 <= self.max_retries <= _MOST_RETRIES:
+            raise ValueError(f"max_retries must be a whole number from 0 to {_MOST_RETRIES}, not {self.max_retries!r}")
+        if not (_is_delay(self.base) and _is_delay(self.cap)):
+            raise ValueError(f"base and cap must be timedeltas, not {self.base!r} and {self.cap!r}")
         if self.base < timedelta(0) or self.cap < self.base:
             raise ValueError(f"delays must satisfy 0 <= base <= cap, not base {self.base} and cap {self.cap}")
         if not 1 <= self.multiplier < float("inf"):
             raise ValueError(f"multiplier must be a finite number of at least 1, not {self.multiplier}")
-        if not isinstance(self.terminal_errors, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
-            raise ValueError("terminal_errors must be a tuple of exception types")  # noqa: TRY004  as for its neighbours
+        if not _are_errors(self.terminal_errors):
+            raise ValueError(f"terminal_errors must be a tuple of exception types, not {self.terminal_errors!r}")
 
     @property
     def max_attempts(self) -> int:
@@ -76,6 +82,19 @@ class RetryPolicy:
         if not 0 <= random <= 1:
             raise ValueError(f"random must be between 0 and 1, not {random}")
         return self.ceiling(retry) * random
+
+
+# of callers whose types nobody checks
+
+
+def _is_delay(given: object) -> bool:
+    return isinstance(given, timedelta)
+
+
+def _are_errors(given: object) -> bool:
+    return isinstance(given, tuple) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in cast("tuple[object, ...]", given)
+    )
 
 
 DEFAULT_RETRY_POLICY: Final = RetryPolicy()

@@ -53,8 +53,9 @@ class Identity:
 class PublishSettings:
     """What a publisher stamps on every row, and what it lets through.
 
-    `require_transaction=False` lets `publish` run on an idle or autocommit connection: the event is then a
-    transaction of its own, tied to nothing, and `publish_many` one transaction for every 5,000.
+    `require_transaction=False` lets `publish` run on an idle or autocommit connection. In autocommit the event is then
+    a transaction of its own, tied to nothing, and `publish_many` one transaction for every 5,000. A driver that begins
+    a transaction by itself, as psycopg and SQLAlchemy do elsewhere, leaves it to the caller to commit.
     """
 
     generation: int

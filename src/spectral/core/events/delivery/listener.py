@@ -10,10 +10,11 @@ import os
 import signal
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Self, cast, get_args
 
 from spectral.core.events.broker_settings import NO_BROKER
 from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.delivery.claim import Until
 from spectral.core.events.delivery.health import Health, State
 from spectral.core.events.delivery.shift import Calls, Shift
 from spectral.core.events.describe import describe
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
-    from spectral.core.events.delivery.claim import Until
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.delivery.shift import Connections
 
@@ -56,6 +56,8 @@ class Listener:
         """
         if self._has_run:
             raise ConfigurationError("a worker runs once; make another one")
+        if until not in get_args(Until):
+            raise ConfigurationError(f"a worker runs until one of {get_args(Until)}, not until {until!r}")
         self._has_run = True
         try:
             if await self._subscribe():
@@ -106,8 +108,10 @@ class Listener:
             async with self:
                 yield
         except BaseExceptionGroup:
-            # Servers log the end of a lifespan and serve on; deaf, that is worse than down.
-            os.kill(os.getpid(), signal.SIGTERM)
+            # Servers log the end of a lifespan and serve on; deaf, that is worse than down. (A group may also be the
+            # application's own.)
+            if self._state is State.DEAD:
+                os.kill(os.getpid(), signal.SIGTERM)
             raise
         finally:
             await self._flush()

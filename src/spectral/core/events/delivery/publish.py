@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypedDict
 
 from spectral.core.events.channels import channel_for
@@ -163,7 +163,7 @@ class Publishing:
             envelope.event_id,
             envelope.event_type,
             envelope.event_version,
-            envelope.occurred_at,
+            _in_utc(envelope.occurred_at),
             source,
             target,
             envelope.workspace_id,
@@ -194,10 +194,16 @@ class Publishing:
         return Stamp(channel, self.settings.generation, content_class, delay)
 
 
+def _in_utc(moment: datetime) -> datetime:
+    """Not every driver and server takes every offset that Python does."""
+    return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+
+
 def _unknown(role: str, context: str, contexts: Iterable[str]) -> UnknownContextError:
     return UnknownContextError(
         f"{role} {context!r} is not a declared context (declared: {', '.join(sorted(contexts))}); declare yours with "
-        "SPECTRAL_CONTEXTS or PublishSettings(contexts=...)"
+        "SPECTRAL_CONTEXTS or PublishSettings(contexts=...), for handlers WorkerSettings(contexts=...), in tests "
+        "drain or run_handler(..., contexts=...)"
     )
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Unpack
 
+from spectral.core.events.envelope import EventEnvelope
+from spectral.core.events.failure import PublishError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from spectral.core.events.delivery.publish import Insert, Publishing, PublishOptions
-    from spectral.core.events.envelope import EventEnvelope
 
 
 class AsyncOutboxPublisher(ABC):
@@ -44,7 +46,7 @@ class AsyncOutboxPublisher(ABC):
             PublishError: none was published, if the transaction is rolled back; outside of one
                 (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
-        events = list(envelopes)
+        events = _several(envelopes)
         with self._publishing.watched(events) as trace:
             inserts = self._publishing.prepare_many(events, options, trace)
             if inserts:
@@ -88,7 +90,7 @@ class SyncOutboxPublisher(ABC):
             PublishError: none was published, if the transaction is rolled back; outside of one
                 (`require_transaction=False`) batches of 5,000 before the refused one stay.
         """
-        events = list(envelopes)
+        events = _several(envelopes)
         with self._publishing.watched(events) as trace:
             inserts = self._publishing.prepare_many(events, options, trace)
             if inserts:
@@ -106,3 +108,10 @@ class SyncOutboxPublisher(ABC):
     @abstractmethod
     def _insert_many(self, insert: Insert) -> int:
         """Insert all rows or, if known ids are to be ignored, the new ones; answer how many."""
+
+
+def _several(envelopes: Iterable[EventEnvelope]) -> list[EventEnvelope]:
+    given: object = envelopes  # untyped callers
+    if isinstance(given, EventEnvelope):  # which would give its fields, one by one
+        raise PublishError("publish_many takes many events, such as a list of them; publish is for one")
+    return list(envelopes)

@@ -76,7 +76,7 @@ def not_in_transaction(found: str) -> NotInTransactionError:
     return NotInTransactionError(
         f"{found}: an event belongs to the transaction of the business change it reports. Publish inside one "
         "(`async with connection.transaction():` or your session's `begin()`), or allow it with "
-        "PublishSettings(require_transaction=False)"
+        "PublishSettings(require_transaction=False), and commit unless the connection does"
     )
 
 

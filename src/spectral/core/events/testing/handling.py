@@ -24,6 +24,8 @@ from spectral.core.events.settings import PublishSettings
 from spectral.core.events.signature import name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import psycopg
 
     from spectral.core.events.envelope import EventEnvelope
@@ -33,7 +35,7 @@ HandlerFunction: TypeAlias = Callable[..., Awaitable[None]]
 _WORKER = "test"
 
 
-async def run_handler(
+async def run_handler(  # noqa: PLR0913  each can be left out
     handler: HandlerFunction | str,
     envelope: EventEnvelope,
     *,
@@ -41,6 +43,7 @@ async def run_handler(
     tx: psycopg.AsyncConnection[Any] | None = None,
     attempt: int = 1,
     generation: int = 1,
+    contexts: Iterable[str] = (),
 ) -> None:
     """Run one handler on one envelope, and let out whatever it raises.
 
@@ -54,6 +57,7 @@ async def run_handler(
         tx: the connection for a handler that asks for the `Transaction`.
         attempt: which attempt the handler is told this is.
         generation: the generation the handler is told, and publishes in.
+        contexts: what it may publish to besides the usual ones, its own and the event's source.
 
     Raises:
         ConfigurationError: there is no such handler, it would not be given such an event, or it needs a connection.
@@ -61,7 +65,8 @@ async def run_handler(
     """
     context = envelope.target or "test"
     owner = consumer if consumer is not None else Consumer(context)
-    run = _Run(_find(handler, owner, envelope.event_type), owner.context, generation, attempt)
+    declared = DEFAULT_CONTEXTS | {owner.context, envelope.source, *contexts}
+    run = _Run(_find(handler, owner, envelope.event_type), owner.context, generation, attempt, declared)
     if not run.handler.transactional:
         await run.call(envelope, None)
         return
@@ -103,13 +108,13 @@ class _Run:
     context: str
     generation: int
     attempt: int
+    contexts: frozenset[str]
 
     async def call(self, envelope: EventEnvelope, connection: psycopg.AsyncConnection[Any] | None) -> None:
         delivery = self._delivery(envelope)
         transaction = None
         if connection is not None:
-            contexts = DEFAULT_CONTEXTS | {self.context, envelope.source}
-            shared = publishing(PublishSettings(generation=self.generation, contexts=contexts))
+            shared = publishing(PublishSettings(generation=self.generation, contexts=self.contexts))
             transaction = PostgresTransaction(connection, shared)
         context = DeliveryContext(
             event_id=envelope.event_id,
@@ -121,7 +126,11 @@ class _Run:
             worker=_WORKER,
             logger=handler_logger(delivery, self.handler.name, envelope.trace_context),
         )
-        await self.handler.call(delivery, context, transaction)
+        try:
+            await self.handler.call(delivery, context, transaction)
+        finally:
+            if transaction is not None:  # as for a worker: what the handler left behind must not write any more
+                transaction.end()
 
     def _delivery(self, envelope: EventEnvelope) -> Delivery:
         now = datetime.now(UTC)

@@ -13,6 +13,7 @@ from spectral.core.events.settings import DatabaseSettings, WorkerSettings
 from spectral.core.events.testing.notes import RecordingProbe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from uuid import UUID
 
     from spectral.core.events.consumer import Consumer
@@ -76,7 +77,13 @@ class Drained:
             raise AssertionError(f"{handled} events were handled, not {times}: {shown}")
 
 
-async def drain(*consumers: Consumer, dsn: str, generation: int = 1, settings: WorkerSettings | None = None) -> Drained:
+async def drain(
+    *consumers: Consumer,
+    dsn: str,
+    generation: int = 1,
+    contexts: Iterable[str] = (),
+    settings: WorkerSettings | None = None,
+) -> Drained:
     """Run a real worker until nothing is due and nothing runs, and tell what it did.
 
     Retries that fall due later are left pending; give the handler a policy without delay to see them here. What earlier
@@ -86,6 +93,7 @@ async def drain(*consumers: Consumer, dsn: str, generation: int = 1, settings: W
         consumers: whose handlers to run.
         dsn: the database.
         generation: the worker's, if there are no settings.
+        contexts: what handlers may publish to besides the usual ones and their own, if there are no settings.
         settings: what kind of worker, if the usual will not do.
 
     Raises:
@@ -93,8 +101,8 @@ async def drain(*consumers: Consumer, dsn: str, generation: int = 1, settings: W
     """
     probe = RecordingProbe()
     if settings is None:
-        contexts = DEFAULT_CONTEXTS | {consumer.context for consumer in consumers}
-        settings = WorkerSettings(generation=generation, contexts=contexts, replace_subscriptions=True)
+        declared = DEFAULT_CONTEXTS | {consumer.context for consumer in consumers} | set(contexts)
+        settings = WorkerSettings(generation=generation, contexts=declared, replace_subscriptions=True)
     listener = worker(*consumers, settings=settings, database=DatabaseSettings(dsn=dsn), probe=probe)
     await listener.run(until="drained")
     return Drained(probe.notes)

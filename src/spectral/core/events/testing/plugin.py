@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.settings import WorkerSettings
@@ -22,7 +24,9 @@ DATABASE_VARIABLE: Final = "SPECTRAL_TEST_DATABASE_URL"
 class Drain(Protocol):
     """What `spectral_drain` is."""
 
-    async def __call__(self, *consumers: Consumer, settings: WorkerSettings | None = None) -> Drained:
+    async def __call__(
+        self, *consumers: Consumer, contexts: Iterable[str] = (), settings: WorkerSettings | None = None
+    ) -> Drained:
         """Run a worker until nothing is due."""
         ...
 
@@ -59,10 +63,14 @@ def spectral_generation() -> int:
 def spectral_drain(spectral_dsn: str, spectral_generation: int) -> Drain:
     """An async function that runs a real worker with the consumers it is given until nothing is due; see `drain`."""
 
-    async def drained(*consumers: Consumer, settings: WorkerSettings | None = None) -> Drained:
+    async def drained(
+        *consumers: Consumer, contexts: Iterable[str] = (), settings: WorkerSettings | None = None
+    ) -> Drained:
         from spectral.core.events.testing.harness import drain  # noqa: PLC0415  loaded when it is used
 
-        return await drain(*consumers, dsn=spectral_dsn, generation=spectral_generation, settings=settings)
+        return await drain(
+            *consumers, dsn=spectral_dsn, generation=spectral_generation, contexts=contexts, settings=settings
+        )
 
     return drained
 

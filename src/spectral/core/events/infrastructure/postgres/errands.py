@@ -22,7 +22,7 @@ from psycopg.waiting import Ready, Wait
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.infrastructure.postgres.lasting import may_last
-from spectral.core.events.infrastructure.postgres.transaction import PlainCursor
+from spectral.core.events.infrastructure.postgres.transaction import PlainCursor, require_text
 from spectral.core.events.ports import ErrandsVoidError
 
 if TYPE_CHECKING:
@@ -253,6 +253,7 @@ class PostgresBriefTransaction:
         self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Have the statement carried out with those of the others."""
+        require_text(query)
         is_elsewhere = asyncio.get_running_loop() is not self._errands.loop
         if self._ended or self._errand is not None or is_elsewhere or may_last(query):
             await self._overrun()

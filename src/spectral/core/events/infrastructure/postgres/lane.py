@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 _UNLOCK: Final = b"select pg_advisory_unlock_all()"
 # Not what was prepared: the driver prepares a handler's statements for all its events.
-_RESET: Final = (b"reset all", b"close all", b"discard temp")
+_RESET: Final = (b"reset all", b"close all", b"unlisten *", b"discard temp")
 _REQUIRE_ROLE: Final = sql.SQL("select core.require_role({})")
 _WHO_AND_HOW: Final = (
     b"select current_user::text, current_setting('spectral.guarded', true) is not distinct from 'on'"
     # somebody may have given the role the one setting, but not the others
     b" and exists (select from pg_settings where name = 'tcp_keepalives_idle' and source = 'client')"
 )
+_NOT_ALLOWED: Final = "42501"
 _NO_SAVEPOINT: Final = frozenset({"3B001", "25P01"})
 _GATES: Final = {gate.value.encode(): gate for gate in Gate}
 
@@ -311,4 +312,10 @@ def _misuse(error: psycopg.Error) -> TransactionMisusedError:
     """What a handler did to its transaction, and why it cannot be committed."""
     if error.sqlstate in _NO_SAVEPOINT:
         return TransactionMisusedError("ended the transaction it was given and began another")
+    if error.sqlstate == _NOT_ALLOWED:  # what it acts as by then may not even ask
+        return TransactionMisusedError(
+            "left its connection acting as another role, one without rights on schema core: change back with SET ROLE "
+            "before the handler returns (SET LOCAL ROLE does not end with a nested transaction, unless that is rolled "
+            "back)"
+        )
     return TransactionMisusedError(error.diag.message_primary or type(error).__name__)

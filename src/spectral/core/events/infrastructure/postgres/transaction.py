@@ -60,6 +60,7 @@ class PostgresTransaction:
         self, query: str, params: Sequence[object] | Mapping[str, object] | None = None
     ) -> psycopg.AsyncCursor[tuple[Any, ...]]:
         """Run one statement."""
+        require_text(query)
         connection = self._open()
         self._statements += 1
         if self.is_plain and not may_last(query):
@@ -89,6 +90,19 @@ class PostgresTransaction:
         """Publish in this transaction."""
         self.is_brief = False
         await OutboxPublisher(self._open(), self._publishing).publish(envelope)
+
+
+def require_text(query: object) -> None:
+    """Statements that were put together by the driver's own tools are for the driver's own connection.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(query, str):
+        raise TypeError(
+            f"tx.execute takes the statement as text, not {type(query).__name__}; for psycopg.sql use "
+            "tx.connection.execute"
+        )
 
 
 class _Owner(Protocol):

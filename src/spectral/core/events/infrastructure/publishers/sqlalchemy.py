@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -15,11 +16,16 @@ from spectral.core.events.infrastructure.statements import insert_many, insert_o
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from sqlalchemy import TextClause
 
     from spectral.core.events.delivery.publish import Insert, Publishing
 
 _ONE: Final = text(insert_one("named"))
+_WHOLE: Final = {"stream_results": False, "yield_per": None}
+"""An insert has nothing to stream, whatever the connection is set to: in a server-side cursor it would be refused, or
+done without a count."""
 _MANY: Final = {ignore: text(insert_many("named", ignore_known=ignore)) for ignore in (True, False)}
 
 
@@ -41,7 +47,8 @@ class SqlAlchemySyncOutboxPublisher(SyncOutboxPublisher):
         return _execute(self._connection(), _MANY[insert.ignore_known], insert.columns(), insert)
 
     def _connection(self) -> Connection:
-        return self._bind.connection() if isinstance(self._bind, Session) else self._bind
+        with _explained():
+            return self._bind.connection() if isinstance(self._bind, Session) else self._bind
 
 
 class SqlAlchemyOutboxPublisher(AsyncOutboxPublisher):
@@ -65,7 +72,16 @@ class SqlAlchemyOutboxPublisher(AsyncOutboxPublisher):
         return await connection.run_sync(_execute, _MANY[insert.ignore_known], insert.columns(), insert)
 
     async def _connection(self) -> AsyncConnection:
-        return await self._bind.connection() if isinstance(self._bind, AsyncSession) else self._bind
+        with _explained():
+            return await self._bind.connection() if isinstance(self._bind, AsyncSession) else self._bind
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except PendingRollbackError:
+        raise not_in_transaction("the session's transaction has failed and must be rolled back first") from None
 
 
 def _require_begun(bind: Session | Connection | AsyncSession | AsyncConnection, publishing: Publishing) -> None:
@@ -81,7 +97,8 @@ def _refuse_autocommit(connection: Connection, publishing: Publishing) -> None:
 
 def _execute(connection: Connection, statement: TextClause, parameters: dict[str, Any], insert: Insert) -> int:
     try:
-        return connection.execute(statement, {name: _plain(value) for name, value in parameters.items()}).rowcount
+        values = {name: _plain(value) for name, value in parameters.items()}
+        return connection.execute(statement, values, execution_options=_WHOLE).rowcount
     except DBAPIError as error:
         refuse(error, sqlstate_of(error), insert)
 
