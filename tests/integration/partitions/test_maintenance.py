@@ -322,37 +322,30 @@ async def test_two_that_mend_at_once_are_harmless(months: str, admin: Connection
     write(admin, month(admin, 24))  # and no bounds are left
 
 
-async def test_nobody_gets_between_the_steps_of_mending(
+async def test_two_whose_steps_meet_leave_everything_to_the_next(
     admin: Connection, retention: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drop(admin, *(name_of(admin, later) for later in range(4)))
     write(admin, month(admin, 0), count=5)
-    ask = "select pg_try_advisory_lock(core.partitions_lock_key())"
-    free: dict[str, bool] = {}
 
-    async def looked_at(
+    async def meeting(
         database: Database, query: LiteralString, parameters: list[object], give_up_after: timedelta
     ) -> object:
         answer = await patiently(database, query, parameters, give_up_after)
-        free[query] = admin.execute(ask).fetchone() == (True,)
+        if "mend_validate" in query:  # another one begins
+            admin.execute("select core.partitions_mend_bind()")
         return answer
 
-    monkeypatch.setattr(maintaining, "patiently", looked_at)
+    with monkeypatch.context() as patched:
+        patched.setattr(maintaining, "patiently", meeting)
+        assert await maintain(retention, by="ann") == Maintained(default_rows=5, busy=True)
+    # what the other one goes on with is refused in turn
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        admin.execute("select core.partitions_mend_validate()")
+    # no month was made that would keep the default partition from becoming one
     assert (await maintain(retention, by="ann")).mended is not None
-    for step in ("mend_bind(", "mend_validate(", "mend(", "partition_create("):
-        assert [taken for query, taken in free.items() if step in query] == [False]
-    assert admin.execute(ask).fetchone() == (True,)  # let go
-
-
-async def test_who_comes_while_another_mends_waits_a_while_and_leaves_it_to_them(
-    admin: Connection, retention: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintaining, "_PATIENCE", timedelta(seconds=0.6))
-    drop(admin, name_of(admin, 3))
-    admin.execute("select pg_advisory_lock(core.partitions_lock_key())")
-    assert await maintain(retention, by="ann") == Maintained(busy=True)
-    admin.execute("select pg_advisory_unlock(core.partitions_lock_key())")
-    assert (await maintain(retention, by="ann")).created == (name_of(admin, 3),)
+    status = await partition_status(retention)
+    assert (status.default_rows, status.months_ahead) == (0, 3)
 
 
 async def test_beside_a_large_default_partition_no_month_is_made_under_its_lock(

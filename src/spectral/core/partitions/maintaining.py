@@ -1,8 +1,7 @@
 """Months ahead, the default partition, and what is over: what has to be done now and then, by whoever comes first.
 
-Every call is a transaction of its own and looks for itself whether there is still something to do; one at a time makes
-months, and who comes second finds them made. Nothing is dropped that is not over, whoever asks: the database looks at
-every row.
+Every call is a transaction of its own and looks for itself whether there is still something to do, so two at once are
+harmless. Nothing is dropped that is not over, whoever asks: the database looks at every row.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import DatabaseTooSlowError, NotFoundError, RefusedError
 from spectral.core.events.failure import SpectralError
-from spectral.core.partitions.patience import alone, patiently
+from spectral.core.partitions.patience import patiently
 from spectral.core.partitions.reading import partition_status
 from spectral.core.partitions.values import MONTHS_AHEAD, Keep, Layout, Maintained
 
@@ -29,6 +28,13 @@ _MISSING: Final = (
 )
 _UNBIND: Final = "select core.partitions_mend_unbind()"
 _DROP: Final = "select core.partition_drop(%s, %s, %s, %s)"
+
+
+class _OvertakenError(Exception):
+    """Somebody else mends at the same time, or a row of another time came in between.
+
+    Then nothing is created either: beside months after its rows the default partition could become none of them.
+    """
 
 
 async def maintain(database: Database, keep: Keep | None = None, *, by: str, dry_run: bool = False) -> Maintained:
@@ -51,12 +57,9 @@ async def maintain(database: Database, keep: Keep | None = None, *, by: str, dry
     if dry_run:
         return await _preview(database, status, keep)
     try:
-        # The steps of mending are transactions of their own: with those of another among them both would give up, and
-        # once months are created after the default partition's rows it can become none of them.
-        async with alone(database, _PATIENCE):
-            mended = await _mend(database, by, rows=status.default_rows)
-            created = await _create(database, by, lenient=bool(status.default_rows))
-    except DatabaseTooSlowError:
+        mended = await _mend(database, by, rows=status.default_rows)
+        created = await _create(database, by, lenient=bool(status.default_rows))
+    except (DatabaseTooSlowError, _OvertakenError):
         return Maintained(default_rows=status.default_rows, busy=True)
     dropped, rows, kept, postponed = await _drop(database, status, keep, by)
     after = await partition_status(database, keep)
@@ -95,8 +98,8 @@ async def _mend(database: Database, by: str, *, rows: int) -> str | None:
     except BaseException as error:  # a cancellation too
         with suppress(SpectralError):
             await patiently(database, _UNBIND, [], _PATIENCE)
-        if isinstance(error, RefusedError):  # somebody else was quicker, or a row of another time came in between
-            return None
+        if isinstance(error, RefusedError):
+            raise _OvertakenError from None
         raise
     return name
 

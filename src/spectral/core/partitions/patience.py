@@ -92,20 +92,14 @@ async def require_owner(database: Database) -> None:
 
 
 @asynccontextmanager
-async def alone(database: Database, give_up_after: timedelta | None = None) -> AsyncGenerator[None]:
+async def alone(database: Database) -> AsyncGenerator[None]:
     """Nobody else changes the layout meanwhile; held by the connection, so it ends with it.
 
     Raises:
         RefusedError: somebody else does.
-        DatabaseTooSlowError: somebody else does, and did for as long as the caller would wait.
     """
-    deadline = None if give_up_after is None else time.monotonic() + give_up_after.total_seconds()
-    while not await database.value(_TRY_LOCK):
-        if deadline is None:
-            raise RefusedError("somebody else is changing the partitions", "spectral partitions status")
-        if time.monotonic() + _FIRST_PAUSE > deadline:
-            raise DatabaseTooSlowError("somebody else is changing the partitions")
-        await asyncio.sleep(_FIRST_PAUSE * random.uniform(0.5, 1))  # noqa: S311  no secret
+    if not await database.value(_TRY_LOCK):
+        raise RefusedError("somebody else is changing the partitions", "spectral partitions status")
     try:
         yield
     finally:
