@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spectral.core.events.ports import Along, ClaimAnswer, ClaimAsk, Outlook
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.ports import NOTHING_ALONG, Along, ClaimAnswer, ClaimAsk, Outlook
 from spectral.core.events.routes import Line
 from tests.unit.claim_stage import Row, Stage, clock, play
 
@@ -452,6 +453,30 @@ def test_who_is_full_when_a_stream_ends_sleeps_until_there_is_room(monkeypatch: 
             # Then it looks: who trusted its lease has rung for nobody.
             stage.table.rows.append(Row(clock() - 5, A, visible=clock()))
             await stage.until_done(within=300)
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_it_knows_for_how_long_it_could_not_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        claim = stage.table.claim
+
+        async def lost(asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
+            raise SubstrateLostError(f"read-only: {asks}, {along}")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await asyncio.sleep(1)
+            assert stage.loop.down_for() == 0
+            monkeypatch.setattr(stage.table, "claim", lost)
+            stage.commit(Row(clock(), A))
+            await asyncio.sleep(1)
+            assert stage.loop.down_for() > 0
+            monkeypatch.setattr(stage.table, "claim", claim)
+            await stage.until_done(within=60)
+            assert stage.loop.down_for() == 0
             stage.loop.stop()
 
     play(scene)

@@ -361,13 +361,17 @@ time.sleep(3600)
 # the parent of several
 
 
-def supervised(child: str, *, ends_by_itself: bool, directory: Path) -> tuple[int, list[dict[str, Any]]]:
+def supervised(
+    child: str, *, ends_by_itself: bool, directory: Path, has_worked_after: float = 30.0
+) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the log of a parent with one child."""
     script = f"""
 import os, signal, sys
 from spectral.core.events.settings import Identity
 from spectral_workers.logs import configure_logs
+from spectral_workers import supervise
 from spectral_workers.supervise import Supervisor
+supervise._HAS_WORKED_AFTER = {has_worked_after}
 configure_logs(Identity(generation=1), {{}})
 command = [sys.executable, "-c", {child!r}]
 sys.exit(Supervisor([command], patience=0.1, ends_by_itself={ends_by_itself}).run())
@@ -421,6 +425,28 @@ os.mkdir("first")
     code, log = supervised(child, ends_by_itself=False, directory=tmp_path)
     assert code == 0  # the second ended as it was told to, if by default
     assert [line["code"] for line in log if "code" in line] == [0, -signal.SIGTERM]
+
+
+def test_a_child_that_cannot_start_any_more_is_tried_again_if_it_has_worked(tmp_path: Path) -> None:
+    child = """
+import os, signal, sys, time
+if not os.path.exists("first"):
+    os.mkdir("first")
+    time.sleep(0.5)
+    sys.exit(1)
+if not os.path.exists("second"):
+    os.mkdir("second")
+    sys.exit(2)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(3600)
+"""
+    code, log = supervised(child, ends_by_itself=False, directory=tmp_path, has_worked_after=0.5)
+    assert code == 0
+    assert [(line["event"], line["code"]) for line in log if "code" in line] == [
+        ("worker process died", 1),
+        ("worker process died", 2),
+        ("worker process ended", -signal.SIGTERM),
+    ]
 
 
 # the command of a child

@@ -99,7 +99,8 @@ class Database:
         self.probe: Probe = NoteTaker() if probe is None else probe
         milliseconds = round(statement_timeout / timedelta(milliseconds=1))
         self._limits = (
-            f"set local statement_timeout = {milliseconds}; set local lock_timeout = '5s'; set local timezone = 'UTC'"
+            f"set local statement_timeout = {milliseconds}; set local lock_timeout = '5s'; set local timezone = 'UTC'; "
+            "set local datestyle = 'ISO'; set local intervalstyle = 'postgres'"  # what the driver reads, and no other
         ).encode()
 
     async def rows(self, query: Statement, parameters: Parameters = (), *, into: type[T]) -> list[T]:
@@ -179,6 +180,7 @@ def explain(error: psycopg.Error, *, broken: bool = False) -> SpectralError:
         (state in _TOO_SLOW, DatabaseTooSlowError(f"the database took too long: {message}", "spectral doctor")),
         (state in _NO_SCHEMA, ConfigurationError(_MIGRATE)),
         (state == "42501", RefusedError(f"this login may not do that: {message}", "grant spectral_operator to <role>")),
+        (state == "25006", RefusedError("this server, or this login's sessions, take no writes", "spectral doctor")),
         (state == "P0002", NotFoundError(message, hint)),
         (state in _REFUSALS, RefusedError(message, hint)),
     ]

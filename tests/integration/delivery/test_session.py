@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from datetime import timedelta
 from typing import Any, cast
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spectral.core.database import connect
+from spectral.core.embedded import PostgresServer
+from spectral.core.events import ConfigurationError, Consumer, Transaction
+from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import session as module
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
-from tests.integration.delivery.platform_worker import Bench, soon, until
+from spectral.core.operations.events import list_events
+from spectral.core.operations.events_filter import EventFilter
+from tests.integration.delivery.platform_worker import (
+    COMPLETED,
+    STARTED,
+    Bench,
+    Scan,
+    soon,
+    until,
+    write_effect,
+)
 
 
 async def test_whoever_is_cancelled_during_the_second_look_leaves_no_connection_behind(
@@ -75,3 +90,74 @@ async def test_settings_that_were_refused_once_are_tried_again_and_no_more_after
         stays += await cursor.fetchone() or ()
         await session.drop()
     assert stays == ([False, True, True] if refusals == 1 else [False, False, False])
+
+
+async def test_a_connection_to_a_server_that_takes_no_writes_is_not_kept(bench: Bench) -> None:
+    """A standby: by the same name the next connection may lead to the primary."""
+    session = Session(bench.dsn, "spectral", timedelta(seconds=10), settings={})
+    write = b"create table written ()"
+    await session.script(b"set default_transaction_read_only = on")
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await session.script(write)
+    assert not session.is_open
+    await session.script(write)
+    await session.drop()
+
+
+async def test_a_silent_host_does_not_take_the_time_of_those_behind_it(
+    bench: Bench, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = conninfo_to_dict(postgres.tcp_dsn)
+    monkeypatch.setenv("PGPASSWORD", str(given["password"]))
+    name = conninfo_to_dict(bench.dsn)["dbname"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
+        hosts = f"host=127.0.0.1,{given['host']} port={silent.getsockname()[1]},{given['port']}"
+        dsn = f"{hosts} user={given['user']} dbname={name} target_session_attrs=read-write"
+        session = Session(dsn, "spectral", timedelta(seconds=2), settings={})
+        connection = await session.connection()
+        assert connection.info.port == int(str(given["port"]))
+        await session.drop()
+
+
+async def test_a_login_that_has_worked_is_waited_for_when_it_is_refused(bench: Bench, postgres: PostgresServer) -> None:
+    name = str(conninfo_to_dict(bench.dsn)["dbname"])
+    await bench.execute("create role rotated login password 'before'")
+    dsn = make_conninfo(postgres.tcp_dsn, user="rotated", password="before", dbname=name)
+    never = Session(make_conninfo(dsn, password="wrong"), "spectral", timedelta(seconds=10), settings={})
+    with pytest.raises(ConfigurationError, match="refuses this login"):
+        await never.connection()
+    session = Session(dsn, "spectral", timedelta(seconds=10), settings={})
+    await session.connection()
+    await session.drop()
+    await bench.execute("alter role rotated password 'after'")
+    with pytest.raises(SubstrateLostError, match="password authentication failed"):
+        await session.connection()
+    await bench.execute("alter role rotated password 'before'")
+    await session.connection()
+    await session.drop()
+    await bench.execute("drop role rotated")
+
+
+@pytest.mark.parametrize(("date", "interval"), [("German", "postgres_verbose"), ("SQL, DMY", "iso_8601")])
+async def test_a_database_that_prefers_other_dates_is_worked_with_all_the_same(
+    bench: Bench, platform: Consumer, date: str, interval: str
+) -> None:
+    name = conninfo_to_dict(bench.dsn)["dbname"]
+    await bench.execute(f"alter database {name} set datestyle = '{date}'")
+    await bench.execute(f"alter database {name} set intervalstyle = '{interval}'")
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+
+    @platform.on(STARTED)
+    async def look(scan: Scan) -> None:
+        assert scan.number == 3
+
+    await bench.publish(1, 2)
+    await bench.publish(3, event_type=STARTED)
+    await bench.publish(4, delay=timedelta(hours=1))
+    await bench.drain(platform)
+    assert await bench.statuses() == {"delivered": 3, "pending": 1}
+    async with connect(bench.dsn, "tests") as database:
+        assert len((await list_events(database, EventFilter(), limit=10)).items) == 4

@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 import uvloop
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from spectral.core.embedded import PostgresServer
 from spectral.core.events.infrastructure.postgres.closing import close
 from spectral.core.events.infrastructure.postgres.script import run_script
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
@@ -20,17 +22,20 @@ Act = Callable[[WatchedConnection], Awaitable[None]]
 END = b"select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'watched'"
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def play(database: str, request: pytest.FixtureRequest) -> Callable[[Act], None]:
+@pytest.fixture(params=["asyncio", "uvloop", "uvloop over TCP"])
+def play(database: str, postgres: PostgresServer, request: pytest.FixtureRequest) -> Callable[[Act], None]:
     """Do something with a connection that has waited before; at the end its socket is not watched any more."""
     run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run if request.param == "asyncio" else uvloop.run
+    name = conninfo_to_dict(database)["dbname"]
+    dsn = make_conninfo(postgres.tcp_dsn, dbname=name) if "TCP" in request.param else database
 
     async def with_connection(act: Act) -> None:
-        connection = await WatchedConnection.connect(database, autocommit=True, application_name="watched")
+        connection = await WatchedConnection.connect(dsn, autocommit=True, application_name="watched")
         await connection.execute("select 1")
         socket = connection.pgconn.socket
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20) as limit:
             await act(connection)
+        assert not limit.expired()  # who is cancelled then may be told that the connection is lost, at last
         await close(connection, None)
         assert not asyncio.get_running_loop().remove_reader(socket)
 

@@ -1,7 +1,8 @@
 """Several worker processes under one parent, which only watches: it opens no connection and imports no handler.
 
 a child dies             it is started again, after 1, 2, 4 ... 30 seconds; a minute of life forgets its past
-a child cannot start     (exit code 2) so cannot the others: all are stopped, and the parent ends with 2
+a child cannot start     (exit code 2) so cannot the others: all are stopped, and the parent ends with 2; if one of them
+                         has worked for half a minute before, it has died instead: what was right may be so again
 SIGTERM, SIGINT          passed on, the second too; the parent ends after its children, with 0 if all ended with 0
 the parent is killed     the kernel sends every child SIGTERM
 """
@@ -31,6 +32,7 @@ _CANNOT_START: Final = 2
 _FIRST_PAUSE: Final = timedelta(seconds=1)
 _LONGEST_PAUSE: Final = timedelta(seconds=30)
 _FORGIVEN_AFTER: Final = 60.0
+_HAS_WORKED_AFTER: Final = 30.0
 _MARGIN: Final = 5.0
 
 
@@ -59,6 +61,7 @@ class Supervisor:
         self._ends_by_itself = ends_by_itself
         self._deadline: float | None = None
         self._refused = False
+        self._has_worked = False
         self._prctl = ctypes.CDLL(None).prctl
         self._wakeup, writer = os.pipe()
         for descriptor in (self._wakeup, writer):
@@ -120,13 +123,15 @@ class Supervisor:
         return os.read(self._wakeup, 4096) if ready else b""
 
     def _ended(self, child: _Child, code: int) -> None:
+        running = [each.started_at for each in self._children if each.process is not None]
+        self._has_worked = self._has_worked or time.monotonic() - min(running) >= _HAS_WORKED_AFTER
         child.process = None
         if self._deadline is not None or (self._ends_by_itself and code == 0):
             # Ended by the signal itself: it was so young that it had not begun anything.
             child.code = 0 if code == -signal.SIGTERM else code
             self._say("info", "worker process ended", process=child.number, code=code)
             return
-        if code == _CANNOT_START:
+        if code == _CANNOT_START and not self._has_worked:
             child.code = code
             self._refused = True
             self._say("critical", "worker process cannot start", process=child.number, code=code)

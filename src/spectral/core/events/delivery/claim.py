@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -89,6 +90,7 @@ class ClaimLoop:
         self._timer = Timer(desk.routes.contexts)
         self._look_ahead_at = 0.0
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
+        self._lost_at: float | None = None
         self._wakefulness = Wakefulness(claims, desk.routes.lines, asyncio.get_running_loop().time)
         desk.on_change = self._on_change
         desk.on_due_again = self.expect
@@ -96,6 +98,11 @@ class ClaimLoop:
     def wake(self) -> None:
         """There may be something to claim."""
         self._wake.set()
+
+    def down_for(self) -> float:
+        """For how many seconds nothing could be claimed; may be called from any thread."""
+        lost_at = self._lost_at
+        return 0.0 if lost_at is None else time.monotonic() - lost_at
 
     def expect(self, delay: timedelta) -> None:
         """A row falls due after this; do not sleep longer."""
@@ -126,11 +133,13 @@ class ClaimLoop:
                     pause = 0.0 if self._more or self._is_done() else await self._wakefulness.rest(self._pause())
                 except SubstrateLostError as lost:
                     longer = self._backoff.next()
+                    self._lost_at = self._lost_at or time.monotonic()
                     self._desk.probe.tell(SubstrateLost("claim", describe(lost), longer))
                     # Whatever wakes it meanwhile has to wait too: the database cannot be claimed from.
                     await _wait(self._stopped, longer.total_seconds())
                     continue
                 self._backoff.reset()
+                self._lost_at = None
                 if self._is_done():
                     break
                 self._has_slept = not self._more

@@ -110,9 +110,10 @@ class Shift:
         return self._hear.down_for()
 
     def impaired_for(self) -> float:
-        """For how many seconds it has been without its ear, its keeper, or the broker it should take from."""
+        """For how many seconds it has been without its ear, its keeper, its claims or the broker it takes from."""
         reception = self._connections.reception
-        return max(self._hear.down_for(), self._keep.down_for(), 0.0 if reception is None else reception.down_for())
+        broker = 0.0 if reception is None else reception.down_for()
+        return max(self._hear.down_for(), self._keep.down_for(), self._claim.down_for(), broker)
 
     def blocked_for(self) -> float:
         """For how many seconds its event loop has not moved."""

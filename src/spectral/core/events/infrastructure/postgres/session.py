@@ -46,6 +46,9 @@ _SERVER_KEEPALIVES: Final = {
     "tcp_user_timeout": "15000",
 }
 
+_STYLES: Final = {"datestyle": "ISO", "intervalstyle": "postgres"}
+"""What our answers are read by, whatever the role or the database prefers; handlers' own are as they prefer."""
+
 _PASSING_CLASSES: Final = frozenset({"08", "53", "57", "58"})
 """Connections, resources, an operator's intervention, the system below."""
 
@@ -67,6 +70,10 @@ _REMEDIES: Final = {
 }
 
 
+_WORKED: Final = set[int]()
+"""Connection strings that led somewhere once, in this process; not the strings themselves, which hold passwords."""
+
+
 class Session:
     """A connection that comes back. One caller at a time.
 
@@ -86,7 +93,8 @@ class Session:
         self._dsn = dsn
         self._application = application[:63]
         self._answer = answer.total_seconds()
-        wanted = _SERVER_KEEPALIVES | dict(settings)
+        self._hosts = _hosts(dsn)
+        wanted = _SERVER_KEEPALIVES | ({} if for_handlers else _STYLES) | dict(settings)
         values = (sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in wanted.items())
         self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
         self._autocommit = not for_handlers
@@ -110,7 +118,8 @@ class Session:
             ConfigurationError: it cannot be opened until somebody acts.
         """
         if self._connection is None or self._connection.closed:
-            self._connection = await self._within(self._open(), None)
+            self._connection = await self._within(self._open(), None, self._answer * self._hosts)
+            _WORKED.add(hash(self._dsn))
         return self._connection
 
     async def call(self, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T:
@@ -177,6 +186,7 @@ class Session:
         parameters = conninfo.make_conninfo(
             self._dsn,
             **_KEEPALIVES,
+            **self._patience_with_each_host(),
             application_name=self._application,
             client_encoding="utf8",  # whatever the connection string or the role prefers: scripts are UTF-8
         )
@@ -188,6 +198,12 @@ class Session:
             finish(connection)
             raise
         return connection
+
+    def _patience_with_each_host(self) -> dict[str, int]:
+        """One that is silent must not take the time of the others."""
+        if self._hosts == 1 or _given(self._dsn).get("connect_timeout"):
+            return {}
+        return {"connect_timeout": max(2, int(self._answer / 2))}  # the client library's least is 2
 
     async def _connect(self, parameters: str) -> psycopg.AsyncConnection[Any]:
         """With the settings as defaults, if so; a pooler may refuse them, in whatever words, or lose them."""
@@ -206,11 +222,14 @@ class Session:
                 return connection
         return await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
 
-    async def _within(self, work: Awaitable[T], connection: psycopg.AsyncConnection[Any] | None) -> T:
+    async def _within(
+        self, work: Awaitable[T], connection: psycopg.AsyncConnection[Any] | None, seconds: float | None = None
+    ) -> T:
         """Wait no longer than an answer may take: a driver that waits for a dead socket is left behind."""
+        limit = self._answer if seconds is None else seconds
         task = asyncio.ensure_future(work)
         try:
-            done, _ = await asyncio.wait({task}, timeout=self._answer)
+            done, _ = await asyncio.wait({task}, timeout=limit)
             if not done:
                 # After a loop that stood still the time is up and the answer is there: look once more.
                 done, _ = await asyncio.wait({task}, timeout=_SECOND_LOOK)
@@ -219,7 +238,7 @@ class Session:
             raise
         if not done:
             self._give_up(task)
-            raise SubstrateLostError(f"no answer within {self._answer:g} s")
+            raise SubstrateLostError(f"no answer within {limit:g} s")
         try:
             return task.result()
         except psycopg.Error as error:
@@ -228,10 +247,14 @@ class Session:
     def _judge(self, error: psycopg.Error, connection: psycopg.AsyncConnection[Any] | None) -> Exception:
         """What a driver's error is: the loss of the connection, or the server's refusal."""
         if connection is None:
-            explain(error)
+            # What has worked is not wrong: a password is being changed, or whoever knows it is away.
+            if hash(self._dsn) not in _WORKED:
+                explain(error)
         elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
             self._give_up(None)
         else:
+            if error.sqlstate == _READ_ONLY:  # a standby: the next connection may lead to the primary
+                self._give_up(None)
             return error
         return SubstrateLostError(describe(error))
 
@@ -243,10 +266,21 @@ class Session:
         closing.add_done_callback(self._closing.discard)
 
 
+def _given(dsn: str) -> dict[str, str]:
+    """What the connection string says, and where it says nothing the environment."""
+    named = {each.keyword.decode(): (each.val or b"").decode() for each in Conninfo.get_defaults()}
+    return named | {name: str(value) for name, value in conninfo.conninfo_to_dict(dsn).items()}
+
+
+def _hosts(dsn: str) -> int:
+    """How many are tried, one after the other."""
+    given = _given(dsn)
+    return (given.get("hostaddr") or given.get("host") or "").count(",") + 1
+
+
 def _with_defaults(dsn: str, settings: Mapping[str, str]) -> str | None:
     """Those of the connection string or the environment, and these; none if a service may have some too."""
-    named = {each.keyword.decode(): (each.val or b"").decode() for each in Conninfo.get_defaults()}
-    given = named | conninfo.conninfo_to_dict(dsn)
+    given = _given(dsn)
     if given.get("service"):
         return None
     return " ".join([str(given.get("options") or ""), *(f"-c {name}={value}" for name, value in settings.items())])

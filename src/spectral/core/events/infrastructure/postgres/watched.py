@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _READ: Final = int(Wait.R)
+_Selector: Final[type[selectors.BaseSelector]] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class WatchedConnection(psycopg.AsyncConnection[Any]):
@@ -57,8 +58,14 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
             self._deadline = loop.time() + within
             if self._deadline < self._looks_at:
                 self._look_later(loop)
+            ready = await self._ready(wanted, loop)
             while True:
-                wanted = running.send(await self._ready(wanted, loop))
+                wanted = running.send(ready)
+                if self._has_more(wanted):
+                    await asyncio.sleep(0)  # whoever reads a lot must not hold up everybody
+                    ready = Ready.R
+                else:
+                    ready = await self._ready(wanted, loop)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -72,6 +79,8 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
             if self._loop is not loop:  # or another one watches, which may have ended, or runs in another thread
                 self.rest()
                 self._socket = self.pgconn.socket
+                if wanted == _READ and _is_readable(self._socket):
+                    return Ready.R
                 loop.add_reader(self._socket, self._readable)
                 self._loop = loop
             state = await waiter if wanted == _READ else await self._ready_to_write(waiter, loop)
@@ -83,6 +92,14 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
         if state is Ready.NONE:
             raise TimeoutError
         return state
+
+    def _has_more(self, wanted: int) -> bool:
+        """Whether there is more to read although what came was not all.
+
+        Some loops (uvloop) tell of a socket's error once and never again. A server that ends sends its reason, then the
+        end; if something was written to it in between, the error comes with the first of them.
+        """
+        return wanted == _READ and self._loop is not None and _is_readable(self._socket)
 
     async def _ready_to_write(self, waiter: asyncio.Future[Ready], loop: asyncio.AbstractEventLoop) -> Ready:
         """For what does not fit into the socket at once."""
@@ -151,7 +168,7 @@ class _Interrupted:
 
 
 def _is_readable(socket: int) -> bool:
-    with selectors.DefaultSelector() as selector:
+    with _Selector() as selector:  # one that opens no file of its own, where there is
         selector.register(socket, selectors.EVENT_READ)
         return bool(selector.select(0))
 
