@@ -33,7 +33,9 @@ _START_SECONDS = 30.0
 class NatsServer:
     """One server process at a time, always on the same port and, unless it is emptied, with the same data."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, store: str = "20TB") -> None:
+        # Every test has streams of its own, and each sets aside what it may grow to: 80 of them would fill 20 GB.
+        self._store = store
         self._directory = directory
         self._prctl = ctypes.CDLL(None).prctl
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,8 +58,7 @@ class NatsServer:
         written = self._directory / "nats.conf"
         written.write_text(
             f"listen: 127.0.0.1:{self.port}\n"
-            # Every test has streams of its own, and each sets aside what it may grow to: 80 of them would fill 20 GB.
-            f"jetstream {{ store_dir: {str(self._directory / 'store')!r}, max_file_store: 20TB }}\n"
+            f"jetstream {{ store_dir: {str(self._directory / 'store')!r}, max_file_store: {self._store} }}\n"
             "authorization { users: [\n"
             f"  {{ user: {USER!r}, password: {PASSWORD!r} }}\n"
             f"  {{ user: {GUEST!r}, password: {PASSWORD!r}, permissions: {{ publish: nothing, subscribe: '>' }} }}\n"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from spectral.core.events.broker import BrokerLane, BrokerLostError
+from spectral.core.events.broker import BrokerLane, BrokerLostError, Reference
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.redis import RedisReceiver, RedisSender, shape
 from tests.integration.relay.redis_stage import (
@@ -158,6 +158,18 @@ async def test_what_is_given_back_goes_to_somebody_else_after_a_moment(stage: St
     # Of the 30 seconds after which it would be redelivered anyway nothing like that passes.
     assert references_of(await second.receive(10, timedelta(seconds=15))) == sent[:1]
     assert await sender.waiting(PLAIN) == 2
+
+
+async def test_who_is_handed_what_is_not_for_it_again_and_again_still_takes_over(stage: Stage) -> None:
+    sender, receiver = await stage.sender(PLAIN), await stage.receiver(PLAIN)
+    seen: list[Reference] = []
+    async with asyncio.timeout(20):
+        while len(set(seen)) == len(seen):  # until something that was given back comes again
+            await sender.send([reference()])
+            received = await receiver.receive(10, PATIENTLY)
+            seen += references_of(received)
+            await receiver.give_back(received)
+            await asyncio.sleep(0.2)  # more often than it would look for what was left lying
 
 
 async def test_a_receiver_that_closes_leaves_what_it_holds_to_others_at_once(stage: Stage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.broker import BrokerLostError
@@ -14,7 +15,6 @@ from spectral.core.events.probe import BrokerBack, BrokerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
-    from datetime import timedelta
 
     from spectral.core.events.broker import BrokerLane, BrokerSender, Reference
     from spectral.core.events.broker_settings import BrokerKind
@@ -24,6 +24,7 @@ _GOODBYE: Final = 2.0
 _FORGOTTEN_EVERY: Final = 600.0
 """Seconds: a worker that outlives its generation makes anew what was removed."""
 
+_REFUSED_FOR: Final = timedelta(seconds=10)
 _CHECKED_EVERY: Final = 2.0
 """Seconds: a relay with nothing to send has to notice too that its broker is gone."""
 
@@ -45,6 +46,8 @@ class Outgoing:
         self._advised: set[str] = set()
         self._down_since: float | None = None
         self._answered_at = 0.0
+        self._refused: dict[BrokerLane, float] = {}
+        self._refused_since: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -52,9 +55,12 @@ class Outgoing:
         return self._sender is not None
 
     def down_for(self) -> float:
-        """For how many seconds it should be open and is not; from any thread."""
-        since = self._down_since
-        return 0.0 if since is None else time.monotonic() - since
+        """For how many seconds it should be open and is not, or has refused a lane; from any thread."""
+        return max(self._since(self._down_since), self._since(self._refused_since))
+
+    @staticmethod
+    def _since(moment: float | None) -> float:
+        return 0.0 if moment is None else time.monotonic() - moment
 
     async def open(self, prefix: str) -> bool:
         """Have a sender, under names that begin with this; answers whether it was opened just now."""
@@ -65,7 +71,7 @@ class Outgoing:
         with _as_lost():
             sender = self._sender_for(prefix)
             await sender.open()
-        down, self._down_since = self.down_for(), None
+        down, self._down_since = self._since(self._down_since), None
         self._sender, self._prefix = sender, prefix
         self._answered_at = time.monotonic()
         self._forgotten.clear()
@@ -74,10 +80,24 @@ class Outgoing:
         self._probe.tell(BrokerBack(self._broker, down, advice))
         return True
 
-    async def prepare(self, lane: BrokerLane) -> None:
-        """See `BrokerSender`."""
-        with _as_lost():
+    async def prepare(self, lane: BrokerLane) -> bool:
+        """See `BrokerSender`. False: the broker will not have this lane, which is no reason to leave the others.
+
+        It is told, and for a while it is not asked again.
+        """
+        if time.monotonic() < self._refused.get(lane, 0.0):
+            return False
+        try:
             await self._use().prepare(lane)
+        except ConfigurationError as wrong:
+            self._refused[lane] = time.monotonic() + _REFUSED_FOR.total_seconds()
+            self._refused_since = self._refused_since or time.monotonic()
+            self._probe.tell(BrokerLost(self._broker, describe(wrong), _REFUSED_FOR))
+            return False
+        if self._refused.pop(lane, None) is not None and not self._refused:
+            self._probe.tell(BrokerBack(self._broker, self._since(self._refused_since), ()))
+            self._refused_since = None
+        return True
 
     async def waiting(self, lane: BrokerLane) -> int:
         """See `BrokerSender`."""
@@ -126,6 +146,8 @@ class Outgoing:
 
     async def _close(self) -> None:
         sender, self._sender = self._sender, None
+        self._refused.clear()
+        self._refused_since = None
         if sender is not None:
             with suppress(BrokerLostError, TimeoutError):
                 async with asyncio.timeout(_GOODBYE):

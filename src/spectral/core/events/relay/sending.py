@@ -200,7 +200,8 @@ class SendLoop:
         """Take and send a batch of one lane; answers how many the broker has got."""
         clock = asyncio.get_running_loop().time
         progress = self._progress.setdefault(lane, Progress(self._settings))
-        await self._outgoing.prepare(lane)
+        if not await self._outgoing.prepare(lane):
+            return 0
         if progress.must_count(clock()):
             progress.counted(await self._outgoing.waiting(lane), clock())
         began = clock()

@@ -56,23 +56,33 @@ class Preparation:
         self._lanes = {lane for lane in self._lanes if lane.generation != generation}
 
     async def _stream(self, generation: int) -> None:
+        """Looked for before it is made: a server without room for another says so before it sees that it exists."""
         wanted = self._shape.stream(generation)
         name = self._shape.stream_name(generation)
-        try:
-            await self._connection.ask(f"STREAM.CREATE.{name}", wanted)
-        except RefusedError as refusal:
-            if refusal.reason_code != _STREAM_NAME_IN_USE:
-                raise _told(refusal, f"the stream {name}", "change what the server allows this account") from None
-        else:
+        existing = await self._existing(name)
+        if existing is None:
+            try:
+                await self._connection.ask(f"STREAM.CREATE.{name}", wanted)
+            except RefusedError as refusal:
+                if refusal.reason_code != _STREAM_NAME_IN_USE:
+                    raise _told(refusal, f"the stream {name}", "change what the server allows this account") from None
+                existing = await self._existing(name)  # somebody else was quicker
+        if existing is None or not differing(existing, wanted):
             return
         try:
-            found = await self._connection.ask(f"STREAM.INFO.{name}")
-            existing = cast("dict[str, object]", found.get("config") or {})
-            if differing(existing, wanted):
-                await self._connection.ask(f"STREAM.UPDATE.{name}", {**existing, **wanted})
+            await self._connection.ask(f"STREAM.UPDATE.{name}", {**existing, **wanted})
         except RefusedError as refusal:
-            remedy = f"remove it with `nats stream rm {name}`: what is lost with it is sent again"
-            raise _told(refusal, f"to correct the stream {name}", remedy) from None
+            raise _told(refusal, f"to correct the stream {name}", _removing(name)) from None
+
+    async def _existing(self, name: str) -> dict[str, object] | None:
+        """How the stream is made; none if it is not there."""
+        try:
+            found = await self._connection.ask(f"STREAM.INFO.{name}")
+        except RefusedError as refusal:
+            if refusal.code == _NOT_FOUND:
+                return None
+            raise _told(refusal, f"to show the stream {name}", _removing(name)) from None
+        return cast("dict[str, object]", found.get("config") or {})
 
     async def _consumer(self, lane: BrokerLane) -> None:
         stream = self._shape.stream_name(lane.generation)
@@ -125,3 +135,7 @@ def _told(refusal: RefusedError, what: str, remedy: str) -> ConfigurationError |
     if refusal.code in _ASKED_WRONG or refusal.reason_code in _OPERATORS:
         return ConfigurationError(f"{message}; {remedy}")
     return BrokerLostError(message)
+
+
+def _removing(stream: str) -> str:
+    return f"remove it with `nats stream rm {stream}`: what is lost with it is sent again"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from spectral.core.events.broker import BrokerLane
     from spectral.core.events.broker_settings import BrokerSettings
 
+_AT_LEAST_EVERY: Final = 3
 _MOMENT: Final = 1.0
 """After so many seconds what was given back may be taken; and so often everybody looks for such."""
 
@@ -46,7 +47,7 @@ class RedisReceiver:
         self._idle = int(redeliver_after * 1000)
         self._idle_given_back = int((redeliver_after - min(_MOMENT, redeliver_after / 2)) * 1000)
         self._take_over_every = min(_MOMENT, redeliver_after / 4)
-        self._take_over_at = 0.0
+        self._take_over_at = self._took_over_at = 0.0
         # Two, for one of them waits most of the time, and nothing else can be asked on it meanwhile.
         self._in = Line(settings)
         self._out = Line(settings)
@@ -101,9 +102,13 @@ class RedisReceiver:
         await self._out.demand(*acknowledge(_receipts(received)))
 
     async def give_back(self, received: Sequence[Received]) -> None:
-        """See `BrokerReceiver`. For a while this worker takes nothing over: it would get them back itself."""
+        """See `BrokerReceiver`. For a while this worker takes nothing over: it would get them back itself.
+
+        Not for longer, however often: who is handed what is not for it again and again would leave everything lying.
+        """
         pause = self._take_over_every * random.uniform(2, 3)  # noqa: S311  no secret
-        self._take_over_at = asyncio.get_running_loop().time() + pause
+        now = asyncio.get_running_loop().time()
+        self._take_over_at = min(now + pause, self._took_over_at + _AT_LEAST_EVERY * self._take_over_every)
         for answer in await self._out.ask(*give_back(_receipts(received), self._idle_given_back)):
             # Without a group there is nothing to give back: the server was emptied.
             if isinstance(answer, Refusal) and answer.code != "NOGROUP":
@@ -139,6 +144,7 @@ class RedisReceiver:
         idle = self._idle if takes_over else None
         (answer,) = await self._in.demand(take(streams, self._name, limit, idle))
         if takes_over:  # not in step with the others, or the same one would always be the first
+            self._took_over_at = now
             self._take_over_at = now + self._take_over_every * random.uniform(0.75, 1.25)  # noqa: S311  no secret
         flat = cast("list[Any]", answer)
         for at, entry, message in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
