@@ -281,15 +281,16 @@ def test_what_makes_no_sense_is_a_usage_error(spectral: Shell, arguments: list[s
     assert complaint in " ".join(refused.err.split())
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it_after_the_batch_and_the_command_it_shows_does_the_rest(
-    spectral: Shell, connection: Connection
+    spectral: Shell, connection: Connection, number: signal.Signals
 ) -> None:
     letters(connection, 40)
     options = ("--all", "--yes", "--batch", "5", "--rate", "10", "--reason", "it's fixed")
     with spectral.process("dlq", "replay", *options) as process:
         assert process.stderr is not None
         assert said_next(process) == "replayed 5 of 40\n"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         rest = process.stderr.read()
         assert process.wait() == 1
     done = replayed(connection)
@@ -344,6 +345,27 @@ def said_on(person: int) -> str:
         if not more:
             return said.decode()
         said += more
+
+
+def test_ctrl_c_at_the_question_ends_it_and_nothing_is_done(spectral: Shell, connection: Connection) -> None:
+    letters(connection, 3)
+    with terminal() as (person, device):
+        with spectral.process("dlq", "replay", "--all", stdin=device, stdout=device, stderr=device) as process:
+            os.close(device)
+            asked = b""
+            while b"[y/N]" not in asked:
+                asked += os.read(person, 4096)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=PATIENCE / 2) == 130
+        assert replayed(connection) == 0
+
+
+def test_json_gives_a_terminal_no_orders_either(spectral: Shell, connection: Connection) -> None:
+    (event_id,) = letters(connection, 1)
+    update(connection, event_id, last_error="ValueError: platform.index: \x9b31m \u202e \x7f")
+    shown = spectral("dlq", "show", str(event_id), "--json")
+    assert "\x9b31m \u202e \x7f" in json.dumps(shown.document, ensure_ascii=False)
+    assert all(letter.isprintable() or letter == "\n" for letter in shown.out)
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 5, 6), ("\n", 5, 6)])

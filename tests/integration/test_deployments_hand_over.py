@@ -35,6 +35,19 @@ def generations(connection: Connection) -> dict[tuple[int, str], int]:
     return {(generation, channel): rows for generation, channel, rows in found}
 
 
+async def test_who_moves_rows_back_at_the_same_time_is_noticed(operator: Database, connection: Connection) -> None:
+    for _ in range(10):
+        publish(connection)
+
+    def move_back(_: int) -> None:
+        connection.execute("select core.outbox_hand_over(2, 1, null, 1, 'bob', null)")
+
+    await deployments.allocate(operator, Release("v3", (), 3), by="ada")
+    await deployments.promote(operator, 3, by="ada")  # rows of neither are publishers' any more
+    with pytest.raises(RefusedError, match="somebody else hands over from 2 to 1 at the same time; 2 rows were moved"):
+        await deployments.hand_over(operator, HandOver(1, 2, batch=2), by="ada", on_progress=move_back)
+
+
 async def test_a_preview_counts_by_type_and_knows_what_nobody_would_handle(
     operator: Database, connection: Connection
 ) -> None:

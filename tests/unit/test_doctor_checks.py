@@ -124,7 +124,7 @@ TROUBLES: dict[str, Trouble] = {
         "read_only",
         Level.ATTENTION,
         "Sessions of ops are read-only",
-        "alter role ops set default_transaction_read_only = off",
+        "set transaction read write; alter role ops set default_transaction_read_only = off",
     ),
     "silence": (
         replace(HEALTHY, round_trip=RoundTrip("SPECTRAL_DATABASE_URL", heard=False)),

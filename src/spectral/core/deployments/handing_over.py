@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.database import RefusedError
 from spectral.core.deployments.judging import require_hand_over
 from spectral.core.deployments.reading import capped, find_deployment, list_blockers, list_waiting
 from spectral.core.deployments.values import HandedOver, HandOverPreview
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from spectral.core.database import Database
     from spectral.core.deployments.values import Count, HandOver
 
+_MOVED_BACK: Final = (
+    "select exists (select from core.audit as entry where entry.id > %s and entry.action = 'hand_over'"
+    " and entry.detail ->> 'before' = %s and entry.detail ->> 'generation' = %s)"
+)
 _LOOKS: Final = 20
 _PAUSE: Final = 0.1
 """How often, and after what pause, it looks again for rows that were locked, or that trickle in."""
@@ -67,13 +72,15 @@ async def hand_over(
 
     Raises:
         NotFoundError: there is no such generation.
-        RefusedError: rows cannot go this way.
+        RefusedError: rows cannot go this way, or somebody moves them back at the same time.
     """
     require_hand_over(
         order, await find_deployment(database, order.source), await find_deployment(database, order.target)
     )
     moved = looks = 0
+    since = await database.value("select coalesce(max(id), 0) from core.audit")
     while True:
+        await _refuse_a_circle(database, order, since, moved)
         stop = aborted()
         batch = 0 if stop else await _batch(database, order, by, reason)
         moved += batch
@@ -88,6 +95,16 @@ async def hand_over(
             pending = capped(sum(each.rows for each in waiting))
             return HandedOver(moved, pending, await _in_flight(database, order), aborted=stop)
         await asyncio.sleep(_PAUSE)
+
+
+async def _refuse_a_circle(database: Database, order: HandOver, since: int, moved: int) -> None:
+    """Two that move the same rows to and fro would never end."""
+    if await database.value(_MOVED_BACK, [since, str(order.target), str(order.source)]):
+        raise RefusedError(
+            f"somebody else hands over from {order.target} to {order.source} at the same time; "
+            f"{moved:,} rows were moved",
+            "spectral audit",
+        )
 
 
 async def _batch(database: Database, order: HandOver, by: str, reason: str | None) -> int:

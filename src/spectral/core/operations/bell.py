@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
     from spectral.core.database import Database
 
+_RECOVERING: Final = "select pg_is_in_recovery()"
+_MODE: Final = b"""
+select bell.mode, bell.changed_at, bell.changed_by, bell.reason, pg_notification_queue_usage() as queue_usage
+from core.bell
+"""
 _SHOW: Final = b"""
 select
     bell.mode, bell.changed_at, bell.changed_by, bell.reason,
@@ -55,7 +60,9 @@ async def show_bell(database: Database) -> BellState:
     Raises:
         NotFoundError: the row that says so is gone; publishers ring always then.
     """
-    found = await database.rows(_SHOW, into=BellState)
+    # A standby has no leases: they are not logged, and cannot be asked for there.
+    recovering = await database.value(_RECOVERING)
+    found = await database.rows(_MODE if recovering else _SHOW, into=BellState)
     if not found:
         raise NotFoundError("core.bell is empty: publishers ring for every row", "spectral bell set bell --yes")
     return found[0]

@@ -74,7 +74,8 @@ def root(
     """The event substrate on Postgres, from the command line.
 
     The database is named by SPECTRAL_DATABASE_URL, DATABASE_URL or the PG* variables. Exit codes: 0 ok, 1 failed,
-    2 usage, 3 not found, 4 unhealthy, 5 needs confirmation, 75 database unavailable.
+    2 usage, 3 not found, 4 unhealthy, 5 needs confirmation, 75 database unavailable,
+    130 interrupted.
     """
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import typer
 
 from spectral_ops.cli.errors import ConfirmationNeededError
 from spectral_ops.cli.events_options import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 def confirm(what: str, *, yes: bool) -> None:
@@ -22,5 +28,17 @@ def confirm(what: str, *, yes: bool) -> None:
         raise ConfirmationNeededError(f"{what}: not done, nobody is there to ask; say it with --yes")
     # Not typer's own question: it writes a blank to stdout, where only data belongs.
     typer.echo(f"{plain(what)}? [y/N] ", err=True, nl=False)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    with _interruptible():
+        answer = sys.stdin.readline()
+    if answer.strip().lower() not in {"y", "yes"}:
         raise ConfirmationNeededError("not done")
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """An event loop takes the first Ctrl-C to cancel its task, which would be noticed after the answer only."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

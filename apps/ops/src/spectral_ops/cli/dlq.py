@@ -25,7 +25,7 @@ from spectral_ops.cli.events_options import (
 )
 from spectral_ops.cli.options import AsJson, Limit  # noqa: TC001  typer reads the annotations
 from spectral_ops.cli.output import emit_json, emit_table, note
-from spectral_ops.cli.running import with_database
+from spectral_ops.cli.running import with_events
 
 if TYPE_CHECKING:
     from spectral.core.operations.dead_letters import DeadLetter, DeadLetterGroup
@@ -70,8 +70,10 @@ def list_(  # noqa: PLR0913, PLR0917  one parameter for each option of the comma
         "--failed-after": failed_after,
     }
     wanted = letters_wanted(options)
-    page = with_database(
-        "dlq list", lambda database: dead_letters.list_dead_letters(database, wanted, limit=limit, cursor=cursor)
+    page = with_events(
+        "dlq list",
+        lambda database: dead_letters.list_dead_letters(database, wanted, limit=limit, cursor=cursor),
+        workspace=workspace,
     )
     if as_json:
         emit_json(as_document(page))
@@ -115,7 +117,11 @@ def groups(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
         "--failed-after": failed_after,
     }
     wanted = letters_wanted(options)
-    found = with_database("dlq groups", lambda database: dead_letters.group_dead_letters(database, wanted, limit=limit))
+    found = with_events(
+        "dlq groups",
+        lambda database: dead_letters.group_dead_letters(database, wanted, limit=limit),
+        workspace=workspace,
+    )
     if as_json:
         emit_json(as_document(found))
     else:

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import NotFoundError, OperationError, RefusedError
 from spectral.core.operations.dead_letters import states_of
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     Many = Callable[
         [DeadLetterFilter, Callable[[Progress], None], Callable[[], bool]], Awaitable[ReplayReport | DiscardReport]
     ]
+
+
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +171,20 @@ def _progress_lines(verb: str, planned: Preview) -> Callable[[Progress], None]:
 
 @contextmanager
 def _interrupted() -> Generator[Callable[[], bool]]:
-    """Whether somebody pressed Ctrl-C: the batch at hand is finished first. A second one ends it where it is."""
+    """Whether somebody pressed Ctrl-C or ended it: the batch at hand is finished first. Twice ends it where it is."""
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
 
     def press() -> None:
         pressed.set()
-        loop.remove_signal_handler(signal.SIGINT)
+        let_go()
 
-    loop.add_signal_handler(signal.SIGINT, press)
+    def let_go() -> None:
+        for number in _ENDINGS:
+            loop.remove_signal_handler(number)
+
+    for number in _ENDINGS:
+        loop.add_signal_handler(number, press)
     try:
         yield pressed.is_set
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        let_go()

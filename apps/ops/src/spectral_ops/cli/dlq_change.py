@@ -33,7 +33,9 @@ All = Annotated[bool, typer.Option("--all", help="Everything in the DLQ.")]
 Batch = Annotated[int, typer.Option(min=1, max=5_000, help="Events in one transaction.")]
 Rate = Annotated[
     float | None,
-    typer.Option(min=0.001, help="Events in a second; as fast as it goes, unless told.", show_default=False),
+    typer.Option(
+        min=0.001, max=1_000_000, help="Events in a second; as fast as it goes, unless told.", show_default=False
+    ),
 ]
 
 

@@ -1,6 +1,7 @@
 """The one place where an exception becomes a message and an exit code.
 
     0 ok   1 failed   2 usage   3 not found   4 unhealthy   5 needs confirmation   75 database unavailable
+    130 interrupted, which is nobody's error and not made here
 
 One or two lines on stderr: what happened, and the command that helps. A traceback only with SPECTRAL_DEBUG=1, since it
 may show values.

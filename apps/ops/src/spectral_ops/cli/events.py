@@ -20,7 +20,7 @@ from spectral_ops.cli.events_options import (
 )
 from spectral_ops.cli.options import AsJson, Limit  # noqa: TC001  typer reads the annotations
 from spectral_ops.cli.output import emit_json, emit_table, note
-from spectral_ops.cli.running import with_database
+from spectral_ops.cli.running import with_events
 
 if TYPE_CHECKING:
     from spectral.core.operations.events import Event
@@ -72,8 +72,10 @@ def list_(  # noqa: PLR0913, PLR0917  one parameter for each option of the comma
         workspace_id=workspace,
         generation=of_generation,
     )
-    page = with_database(
-        "events list", lambda database: service.list_events(database, wanted, limit=limit, cursor=cursor)
+    page = with_events(
+        "events list",
+        lambda database: service.list_events(database, wanted, limit=limit, cursor=cursor),
+        workspace=workspace,
     )
     if as_json:
         emit_json(as_document(page))

@@ -11,7 +11,7 @@ from spectral.core.operations.documents import as_document
 from spectral.core.operations.events import get_event
 from spectral_ops.cli.events_options import plain, when
 from spectral_ops.cli.output import emit_json
-from spectral_ops.cli.running import with_database
+from spectral_ops.cli.running import with_events
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def show_event(event_id: UUID, *, as_json: bool) -> EventDetail:
     """Read the event, and print it."""
-    detail = with_database("events show", lambda database: get_event(database, event_id))
+    detail = with_events("events show", lambda database: get_event(database, event_id))
     if as_json:
         emit_json(as_document(detail))
     else:

@@ -21,8 +21,9 @@ _PIPE_WIDTH = 200
 
 
 def emit_json(document: Mapping[str, object]) -> None:
-    """One JSON document on stdout."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """One JSON document on stdout. JSON escapes the control characters of ASCII; terminals obey others too."""
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    typer.echo("".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text))
 
 
 def emit_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

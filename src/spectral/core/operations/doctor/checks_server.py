@@ -46,7 +46,10 @@ def find_read_only(facts: Facts, _: Limits) -> Iterator[Finding]:
             Level.ATTENTION,
             f"Sessions of {server.login} are read-only here",
             "This login can publish, claim and replay nothing",
-            psql(f"alter role {identifier(server.login)} set default_transaction_read_only = off"),
+            psql(
+                "set transaction read write; "
+                f"alter role {identifier(server.login)} set default_transaction_read_only = off"
+            ),
         )
 
 
