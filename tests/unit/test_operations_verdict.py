@@ -78,7 +78,7 @@ def test_delivering_says_how_much() -> None:
 def test_a_broker_in_between_is_worth_a_sentence() -> None:
     verdict = judge(look(relaying=Relaying("nats", 2)))
     assert verdict.level is Level.OK
-    assert verdict.sentences[-1].text == "Workers take events from nats; 2 relays send them there."
+    assert verdict.sentences[-1].text == "Workers take events from nats; 2 relays are alive."
     assert "postgres" not in told(judge(look(relaying=Relaying("postgres", 2))))
 
 
