@@ -79,8 +79,6 @@ class WatchedConnection(psycopg.AsyncConnection[Any]):
             if self._loop is not loop:  # or another one watches, which may have ended, or runs in another thread
                 self.rest()
                 self._socket = self.pgconn.socket
-                if wanted == _READ and _is_readable(self._socket):
-                    return Ready.R
                 loop.add_reader(self._socket, self._readable)
                 self._loop = loop
             state = await waiter if wanted == _READ else await self._ready_to_write(waiter, loop)
