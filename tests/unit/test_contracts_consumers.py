@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, field_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, create_model, field_validator
 
 from spectral.core.contracts import (
     Contracts,
@@ -179,7 +179,21 @@ class ByName(BaseModel):
     state: str = Field(alias="status")
 
 
-@pytest.mark.parametrize("model", [Renamed, ByName])
+class Inside(BaseModel):
+    first: str = Field(validation_alias=AliasPath("lines", 0, "sku"))
+    either: str = Field(validation_alias=AliasChoices("order_number", AliasPath("lines", 0, "sku")))
+
+
+class InsideNothing(BaseModel):
+    street: str = Field(validation_alias=AliasPath("address", "street"))
+
+
+def test_a_field_that_is_read_from_the_inside_of_nothing_is_missed() -> None:
+    (problem,) = check_consumer("billing.invoice", InsideNothing, contract_of(examples=()))
+    assert problem.breaks
+
+
+@pytest.mark.parametrize("model", [Renamed, ByName, Inside])
 def test_a_field_that_goes_by_several_names_is_read_under_the_one_that_is_written(model: type[BaseModel]) -> None:
     assert check_consumer("billing.invoice", model, contract_of()) == []
 

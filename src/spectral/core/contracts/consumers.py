@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from spectral.core.contracts.contract import owner_of
@@ -143,11 +143,19 @@ def _under_known_names(model: type[BaseModel], read: Schema, written: Mapping[st
         for other in _names(model, field, info)
         if other in written
     }
-    if not names or "properties" not in read:
+    # What is read from the inside of another field cannot be judged here, only that this one is written.
+    inside = {
+        name
+        for field, info in model.model_fields.items()
+        for name in [_first_name(field, info)]
+        if name not in written and name not in names and _roots(info) & written.keys()
+    }
+    if not (names or inside) or "properties" not in read:
         return read
     fields: Mapping[str, Any] = read["properties"]
-    properties = {names.get(name, name): part for name, part in fields.items()}
-    return {**read, "properties": properties, "required": [names.get(name, name) for name in read.get("required", ())]}
+    properties = {names.get(name, name): part for name, part in fields.items() if name not in inside}
+    required = [names.get(name, name) for name in read.get("required", ()) if name not in inside]
+    return {**read, "properties": properties, "required": required}
 
 
 def _first_name(field: str, info: FieldInfo) -> str:
@@ -169,6 +177,13 @@ def _choices(info: FieldInfo) -> list[str]:
             return [alias]
         case _:
             return []
+
+
+def _roots(info: FieldInfo) -> set[str]:
+    """The fields that it is read from the inside of."""
+    alias = info.validation_alias
+    paths = alias.choices if isinstance(alias, AliasChoices) else [alias]
+    return {str(each.path[0]) for each in paths if isinstance(each, AliasPath)}
 
 
 _UNKNOWN: Final = "added_by_the_producer_later"

@@ -49,7 +49,7 @@ def servers_of(url: str) -> list[Server]:
     except ValueError:
         raise ConfigurationError(
             f"the broker's URL has no usable host and port; set {BROKER_URL_VARIABLE} to something like "
-            "nats://user:password@host:4222"
+            "nats://host:4222, with the user, a colon, the password and an @ before the host"
         ) from None  # it would quote the URL
 
 

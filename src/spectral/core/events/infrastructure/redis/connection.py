@@ -226,8 +226,9 @@ def _driver(url: str) -> tuple[Callable[[], _Wire], str, bool]:
         make()
     except (ValueError, TypeError, RedisError):  # whose words may quote what they did not understand
         raise ConfigurationError(
-            f"{BROKER_URL_VARIABLE} cannot be read: write it as redis://user:password@host:6379/0, rediss:// for an "
-            "encrypted connection, and percent-encode what is special in the password"
+            f"{BROKER_URL_VARIABLE} cannot be read: write it as redis://host:6379/0, with the user, a colon, the "
+            "password and an @ before the host; rediss:// for an encrypted connection; and percent-encode what is "
+            "special in the password"
         ) from None
     is_open_to_all = kind is Connection and options.get("host", "localhost") not in _NEARBY
     return make, str(options.get("password") or ""), is_open_to_all
