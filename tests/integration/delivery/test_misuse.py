@@ -14,6 +14,7 @@ from spectral.core.events import Consumer, Transaction
 from tests.integration.delivery.platform_worker import COMPLETED, NEVER_AGAIN, Bench, Scan, until, write_effect
 
 Misuse = Callable[[Transaction], Awaitable[object]]
+SOMEBODY = "do $$ begin create role nobody_at_all; exception when duplicate_object then null; end $$"
 
 
 async def swallow_a_failed_statement(tx: Transaction) -> None:
@@ -170,7 +171,7 @@ MISUSES: list[Misuse] = [
 @pytest.fixture(params=MISUSES, ids=lambda way: way.__name__)
 async def misuse(request: pytest.FixtureRequest, bench: Bench) -> Misuse:
     """One way to misuse the transaction."""
-    await bench.execute("do $$ begin create role nobody_at_all; exception when duplicate_object then null; end $$")
+    await bench.execute(SOMEBODY)
     chosen: Misuse = request.param
     return chosen
 
@@ -239,6 +240,7 @@ async def test_the_error_says_what_the_handler_did(
         await write_effect(tx, "project", scan.number)
         await misuse(tx)
 
+    await bench.execute(SOMEBODY)
     (event_id,) = await bench.publish(1)
     await bench.drain(platform)
     error = (await bench.row(event_id))["last_error"]
