@@ -65,10 +65,16 @@ async def test_a_lane_that_is_refused_is_told_and_left_for_a_while_and_the_other
     assert "insufficient storage" in lost.error
     assert broker.is_open
     assert broker.down_for() > 0
+    # what was due in it has gone another way
+    broker._refused[SECOND] -= 120
+    assert not await broker.open("full")
+    assert (broker.down_for(), len(probe.of(BrokerBack))) == (0, 2)
+    assert not await broker.prepare(SECOND)
+    assert broker.down_for() > 0
     # somebody makes room
     await broker.forget([FIRST.generation])
     broker._refused[SECOND] = 0.0  # as if the while were over
     assert await broker.prepare(SECOND)
     assert broker.down_for() == 0
-    assert len(probe.of(BrokerBack)) == 2
+    assert len(probe.of(BrokerBack)) == 3
     await broker.close()

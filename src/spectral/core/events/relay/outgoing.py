@@ -25,6 +25,7 @@ _FORGOTTEN_EVERY: Final = 600.0
 """Seconds: a worker that outlives its generation makes anew what was removed."""
 
 _REFUSED_FOR: Final = timedelta(seconds=10)
+_NOT_ASKED_FOR: Final = 60.0
 _CHECKED_EVERY: Final = 2.0
 """Seconds: a relay with nothing to send has to notice too that its broker is gone."""
 
@@ -64,6 +65,7 @@ class Outgoing:
 
     async def open(self, prefix: str) -> bool:
         """Have a sender, under names that begin with this; answers whether it was opened just now."""
+        self._forget_refusals()
         if self._sender is not None and prefix == self._prefix:
             return False
         await self._close()
@@ -94,10 +96,23 @@ class Outgoing:
             self._refused_since = self._refused_since or time.monotonic()
             self._probe.tell(BrokerLost(self._broker, describe(wrong), _REFUSED_FOR))
             return False
-        if self._refused.pop(lane, None) is not None and not self._refused:
+        if self._refused.pop(lane, None) is not None:
+            self._end_refusals()
+        return True
+
+    def _forget_refusals(self) -> None:
+        """Of lanes that nobody has asked for since: what was due there has gone another way."""
+        asked_since = time.monotonic() - _NOT_ASKED_FOR
+        gone = [lane for lane, until in self._refused.items() if until < asked_since]
+        for lane in gone:
+            del self._refused[lane]
+        if gone:
+            self._end_refusals()
+
+    def _end_refusals(self) -> None:
+        if not self._refused:
             self._probe.tell(BrokerBack(self._broker, self._since(self._refused_since), ()))
             self._refused_since = None
-        return True
 
     async def waiting(self, lane: BrokerLane) -> int:
         """See `BrokerSender`."""
