@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -15,16 +16,19 @@ from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
     Act,
+    EventRef,
     Failure,
     Finished,
     Handle,
     HandlerRan,
     Note,
     NoteTaker,
+    Publish,
+    Published,
     SettlementWritten,
     Stopped,
 )
-from tests.unit.log_notes import delivery
+from tests.unit.log_notes import delivery, envelope
 from tests.unit.test_watch import LARGE, PATIENCE, Told, fail
 
 
@@ -103,6 +107,56 @@ def test_what_waits_does_so_without_much_of_a_payload() -> None:
     assert isinstance(settled, Finished)
     assert isinstance(run, HandlerRan)
     assert (settled.delivery.payload, run.act.delivery.payload) == ("", "")
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_was_published_waits_too_and_is_told_in_its_place_in_the_publishers_context() -> None:
+    word: ContextVar[str] = ContextVar("word")
+    seen: list[tuple[str, str | None]] = []
+
+    class Sees(Told):
+        def tell(self, note: Note, at: float | None = None) -> None:
+            super().tell(note, at)
+            seen.append((type(note).__name__, word.get(None)))
+
+    watch = Watch({"one": Sees(), "other": Sees()}, {"counts": (counts := Counts())})
+    watch.tell(ran())
+
+    def publish(said: str) -> None:
+        word.set(said)
+        watch.begin(Publish([envelope()], 3)).end()
+
+    for said in ("first", "second"):
+        copy_context().run(publish, said)
+    watch.tell(handled())
+    assert counts.notes == []
+    assert watch.flush(PATIENCE)
+    wanted = [("HandlerRan", None), ("Published", "first"), ("Published", "second"), ("Finished", None)]
+    assert [type(note).__name__ for note in counts.notes] == [name for name, _ in wanted]
+    assert sorted(seen, key=str) == sorted([*wanted, *wanted], key=str)
+    assert all(
+        isinstance(each, EventRef) for note in counts.notes if isinstance(note, Published) for each in note.act[0]
+    )
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_refused_publish_is_told_at_once() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())})
+    watch.begin(Publish([envelope()], 3)).end(ValueError("no"))
+    assert [type(note) for note in counts.notes] == [Published]
+
+
+def test_a_log_that_publishes_what_it_is_told_is_not_told_of_that() -> None:
+    class Publishing(Told):
+        def tell(self, note: Note, at: float | None = None) -> None:
+            super().tell(note, at)
+            watch.begin(Publish([envelope()], 3)).end()
+
+    watch = Watch({"publishing": (told := Publishing())}, {"counts": (counts := Counts())})
+    watch.begin(Publish([envelope()], 3)).end()
+    assert watch.flush(PATIENCE)
+    assert watch.flush(PATIENCE)
+    assert [len(told.notes), len(counts.notes)] == [1, 2]
 
 
 @pytest.mark.usefixtures("patient")

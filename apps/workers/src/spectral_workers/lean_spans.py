@@ -1,7 +1,7 @@
-"""Spans of handlers without the SDK, as long as nobody touches them.
+"""Spans of handlers and of what they publish without the SDK, as long as nobody touches them.
 
 A span of the SDK is made of two dozen objects and a lock, for whatever may be done with it; what nearly always happens
-is that a handler runs within it, and that it ends. So what is kept is what differs from one event to the next, and the
+is that something runs within it, and that it ends. So what is kept is what differs from one event to the next, and the
 encoder writes it as it would have written the span. Whoever does touch such a span, and be it to read an attribute, is
 given one of the SDK's with the same ids and the same beginning, and the SDK goes on with that.
 
@@ -20,21 +20,16 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, Tracer, TracerProvider, _Span
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
-from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
 
-from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, end_span
-from spectral.core.events.infrastructure.observability.origins import (
-    NOT_SAMPLED,
-    NOTHING,
-    RemoteSpan,
-    remote_span,
-    with_span,
-)
+from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, end_span
+from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
 from spectral.core.events.infrastructure.observability.traces import SCOPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
+    from uuid import UUID
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -43,7 +38,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Status, StatusCode
     from opentelemetry.util.types import AnyValue, Attributes
 
-    from spectral.core.events.lease import Delivery
+    from spectral.core.events.infrastructure.observability.lean import Origin, Shape
     from spectral.core.events.probe import Failure
 
 _MOST_ATTRIBUTES: Final = 16
@@ -85,7 +80,7 @@ class LeanTracer(trace.Tracer):
     def __init__(self, tracer: Tracer, processors: object, emits: Sequence[Callable[[Any], None]]) -> None:
         self._tracer = tracer
         self.sampler = tracer.sampler
-        self._everything, self._children, self._roots = _known_decisions(tracer.sampler)
+        self._everything, self._children, self._local_children, self._roots = _known_decisions(tracer.sampler)
         self._multiple: Any = tracer.span_processor
         self._processors = processors if _is_unlimited(tracer) else object()
         self._next_trace_id = tracer.id_generator.generate_trace_id
@@ -113,27 +108,27 @@ class LeanTracer(trace.Tracer):
         """Of its spans."""
         return self._tracer._instrumentation_scope  # noqa: SLF001  by no public name
 
-    def start_lean(
-        self, shape: Shape, traceparent: str | None, delivery: Delivery, *, is_child: bool
-    ) -> KeptSpan | None:
+    def start_lean(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> KeptSpan | None:
         """See `StartsLean`."""
         if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
             return None
-        if traceparent is None or not is_child:
+        parent, is_local, _ = origin
+        if parent is None:
             if not self._roots:
                 return None
             trace_id, flags = f"{self._next_trace_id():032x}", self._root_flags
         else:
-            last = traceparent[-1]
-            if not (self._everything if last in NOT_SAMPLED else self._children):
+            last = parent[-1]
+            children = self._local_children if is_local else self._children
+            if not (self._everything if last in NOT_SAMPLED else children):
                 return None
-            trace_id, flags = traceparent[3:35], _AS_ONE[last in _RANDOM_TOO]
+            trace_id, flags = parent[3:35], _AS_ONE[last in _RANDOM_TOO]
         own = f"00-{trace_id}-{self._next_span_id() or 1:016x}-{flags}"
-        return KeptSpan(self, shape, own, traceparent if is_child else None, traceparent, delivery)
+        return KeptSpan(self, shape, own, origin, event_id, attempt)
 
     def full(self, kept: KeptSpan, processor: SpanProcessor | None = None) -> _Span:
         """The same as a span of the SDK, begun then."""
-        parent, own = remote_span(kept.parent), remote_span(kept.link)
+        parent, own = kept.parent_context(), remote_span(kept.link)
         span = _Span(
             name=kept.shape.name,
             context=kept.get_span_context(),
@@ -142,14 +137,13 @@ class LeanTracer(trace.Tracer):
             resource=self.resource,
             attributes=kept.shape.attributes_of(kept.message_id, kept.attempt),
             span_processor=self._multiple if processor is None else processor,
-            kind=SpanKind.CONSUMER,
+            kind=kept.shape.kind,
             links=() if own is None else (Link(own),),
             instrumentation_info=self._tracer.instrumentation_info,
             limits=self._tracer._span_limits,  # noqa: SLF001  as above
             instrumentation_scope=self.scope,
         )
-        around = NOTHING if kept.parent is None else with_span(RemoteSpan(kept.parent))
-        span.start(kept.began, around)
+        span.start(kept.began, NOTHING if parent is None else with_span(NonRecordingSpan(parent)))
         return span
 
 
@@ -162,15 +156,14 @@ class KeptSpan(LeanSpan):
     ended: int | None = None
 
     def __init__(
-        self, tracer: LeanTracer, shape: Shape, own: str, parent: str | None, link: str | None, delivery: Delivery
+        self, tracer: LeanTracer, shape: Shape, own: str, origin: Origin, event_id: UUID, attempt: int | None
     ) -> None:
         self.tracer = tracer
         self.shape = shape
         self.traceparent = own
-        self.parent = parent
-        self.link = link
-        self.message_id = delivery.event_id
-        self.attempt = delivery.attempts
+        self.parent, self.has_local_parent, self.link = origin
+        self.message_id = event_id
+        self.attempt = attempt
         self.began = time.time_ns()
 
     # by whom it was begun
@@ -195,6 +188,13 @@ class KeptSpan(LeanSpan):
             end_span(real, failure, self._left)
 
     # by whom it is sent
+
+    def parent_context(self) -> SpanContext | None:
+        """Its parent as the SDK has it; none if it has none."""
+        parent = remote_span(self.parent)
+        if parent is None or not self.has_local_parent:
+            return parent
+        return SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=parent.trace_flags)
 
     def readable(self) -> _Span:
         """As a span of the SDK that has ended, and that nobody sends."""
@@ -273,14 +273,16 @@ class KeptSpan(LeanSpan):
         return getattr(self._touched(), name)
 
 
-def _known_decisions(sampler: Sampler) -> tuple[bool, bool, bool]:
-    """Whether it is known to record everything, children of spans elsewhere that are recorded, and roots."""
+def _known_decisions(sampler: Sampler) -> tuple[bool, bool, bool, bool]:
+    """Whether it is known to record everything, children of recorded spans elsewhere, of those here, and roots."""
     if sampler is ALWAYS_ON:
-        return True, True, True
+        return True, True, True, True
     if isinstance(sampler, ParentBased) and type(sampler).__module__ == ParentBased.__module__:
         delegates: dict[str, object] = vars(sampler)
-        return False, delegates.get("_remote_parent_sampled") is ALWAYS_ON, delegates.get("_root") is ALWAYS_ON
-    return False, False, False
+        names = ("_remote_parent_sampled", "_local_parent_sampled", "_root")
+        elsewhere, here, root = (delegates.get(name) is ALWAYS_ON for name in names)
+        return False, elsewhere, here, root
+    return False, False, False, False
 
 
 def _is_unlimited(tracer: Tracer) -> bool:

@@ -15,7 +15,7 @@ from uuid import UUID
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import StatusCode
 
 from spectral.core.events.infrastructure.observability.lean import ATTEMPT, MESSAGE_ID, OUTCOME, WELL
 from spectral_workers.lean_spans import KeptSpan
@@ -98,16 +98,16 @@ def _kept_span(span: KeptSpan) -> bytes:
         _IDS(0x0A, 16, bytes.fromhex(own[3:35]), 0x12, 8, bytes.fromhex(own[36:52])),
         b"" if parent is None else b"\x22\x08" + bytes.fromhex(parent[36:52]),
         shaped,
-        _TIMES(0x30, _CONSUMER, 0x39, span.began, 0x41, span.ended),
+        _TIMES(0x30, shape.kind.value + 1, 0x39, span.began, 0x41, span.ended),
         _MESSAGE_ID_BEFORE,
         str(span.message_id).encode(),
-        _attribute(ATTEMPT, span.attempt) or b"",
+        b"" if span.attempt is None else _attribute(ATTEMPT, span.attempt) or b"",
     ]
     if link is not None:
         ids = bytes.fromhex(link[3:35]), bytes.fromhex(link[36:52])
         parts.append(_LINK(0x6A, 33, 0x0A, 16, ids[0], 0x12, 8, ids[1], 0x35, _ELSEWHERE))
     parts.append(_NO_STATUS)
-    parts.append(_FLAGS_OF[_KNOWS_WHERE if parent is None else _ELSEWHERE])
+    parts.append(_FLAGS_OF[_KNOWS_WHERE if parent is None or span.has_local_parent else _ELSEWHERE])
     return b"".join(parts)
 
 
@@ -209,7 +209,6 @@ def _field(tag: bytes, data: bytes) -> bytes:
     return b"%b%b%b" % (tag, bytes(digits), data)
 
 
-_CONSUMER: Final = SpanKind.CONSUMER.value + 1
 _ANY_ID: Final = str(UUID(int=0))
 _MESSAGE_ID_BEFORE: Final = _attribute_of(MESSAGE_ID, _text(_TEXT, _ANY_ID)).removesuffix(_ANY_ID.encode())
 """The attribute without its value, which is as long for each event."""

@@ -38,8 +38,7 @@ class EventRef(NamedTuple):
 # acts, which last and within which others happen
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Events are written into the caller's transaction; whether that commits is not known here."""
 
     envelopes: Sequence[EventEnvelope | EventRef]
@@ -71,14 +70,17 @@ class Failure(NamedTuple):
 # notes, of what has happened
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A publish has ended; `failure` if it was refused. `traceparent` is what rows get that have none of their own."""
+class Published(NamedTuple):
+    """A publish has ended; `failure` if it was refused. `traceparent` is what rows get that have none of their own.
+
+    within: where it was published, for there a program keeps what it wants on every line of its log; none: here.
+    """
 
     act: Publish
     seconds: float
     failure: Failure | None
     traceparent: str | None
+    within: Context | None = None
 
 
 class HandlerRan(NamedTuple):

@@ -1,16 +1,16 @@
-"""Spans of handlers that cost little: what a tracer may offer beside OpenTelemetry's interface, and what they are like.
+"""Spans that cost little: what a tracer may offer beside OpenTelemetry's interface, and what they are like.
 
-Nearly all spans of handlers are alike but for ids and times, and nobody touches them: to keep these few is a tenth of
-the work of making a span of the SDK. The worker's own tracer keeps them so (`spectral_workers.lean_spans`); where the
-program has brought a provider of its own, its spans are made by that.
+Nearly all spans of handlers, and of what they publish, are alike but for ids and times, and nobody touches them: to
+keep these few is a tenth of the work of making a span of the SDK. The worker's own tracer keeps them so
+(`spectral_workers.lean_spans`); where the program has brought a provider of its own, its spans are made by that.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from opentelemetry.trace import Span, StatusCode
+from opentelemetry.trace import Span, SpanKind, StatusCode
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -24,20 +24,36 @@ MESSAGE_ID: Final = "messaging.message.id"
 ATTEMPT: Final = "spectral.attempt"
 OUTCOME: Final = "spectral.outcome"
 WELL: Final = "ok"
+PUBLISHING: Final = {
+    "messaging.system": "spectral",
+    "messaging.operation.name": "publish",
+    "messaging.operation.type": "send",
+}
 
 
 class Shape:
-    """What the spans of a handler have in common: the name, and the attributes that are the same for each event.
+    """What the spans of a handler, or of a type's publishes, have in common: all that is the same for each event.
 
     written: room for whoever sends them, for the same in its own words.
     """
 
-    __slots__ = ("attributes", "name", "written")
+    __slots__ = ("attributes", "kind", "name", "written")
 
-    def __init__(self, name: str, attributes: dict[str, AttributeValue]) -> None:
+    def __init__(self, name: str, kind: SpanKind, attributes: dict[str, AttributeValue]) -> None:
         self.name = name
+        self.kind = kind
         self.attributes = attributes
         self.written: bytes | None = None
+
+    @classmethod
+    def of_publishes(cls, event_type: str, generation: int) -> Shape:
+        """The shape of those of single events of this type."""
+        attributes: dict[str, AttributeValue] = {
+            **PUBLISHING,
+            "spectral.generation": generation,
+            "messaging.destination.name": event_type,
+        }
+        return cls(f"publish {event_type}", SpanKind.PRODUCER, attributes)
 
     @classmethod
     def of(cls, delivery: Delivery, handler_name: str) -> Shape:
@@ -51,15 +67,24 @@ class Shape:
             "spectral.handler": handler_name,
             "spectral.generation": delivery.generation,
         }
-        return cls(f"process {delivery.event_type}", attributes)
+        return cls(f"process {delivery.event_type}", SpanKind.CONSUMER, attributes)
 
-    def attributes_of(self, event_id: UUID, attempt: int) -> dict[str, AttributeValue]:
-        """All of a span's attributes as it begins."""
-        return {**self.attributes, MESSAGE_ID: str(event_id), ATTEMPT: attempt}
+    def attributes_of(self, event_id: UUID, attempt: int | None) -> dict[str, AttributeValue]:
+        """All of a span's attributes as it begins; a publish is no attempt at anything."""
+        known = {**self.attributes, MESSAGE_ID: str(event_id)}
+        return known if attempt is None else {**known, ATTEMPT: attempt}
+
+
+class Origin(NamedTuple):
+    """Where a span comes from: its parent, if it has one, in this process or another; and what it is linked to."""
+
+    parent: str | None
+    is_local: bool
+    link: str | None
 
 
 class LeanSpan(Span):
-    """A span of a handler that is about to run."""
+    """A span of an act that is about to begin."""
 
     traceparent: str
 
@@ -79,8 +104,8 @@ class LeanSpan(Span):
 class StartsLean(Protocol):
     """What begins such spans."""
 
-    def __call__(self, shape: Shape, traceparent: str | None, delivery: Delivery, *, is_child: bool) -> LeanSpan | None:
-        """Begin one that is linked to this traceparent, if any, and perhaps its child; none: ask the tracer for it."""
+    def __call__(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> LeanSpan | None:
+        """Begin one; none: ask the tracer for it."""
         ...
 
 

@@ -10,8 +10,8 @@ from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from spectral.core.events import probe
-from spectral.core.events.infrastructure.observability.handled_line import is_plain
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp
+from spectral.core.events.infrastructure.observability.plain_lines import is_plain
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class LogTool:
     """Implements `Tool`: a line for every note.
 
     worker: whose notes these are, if they are a worker's. logger: a structlog logger to write with, whatever the
-    program has configured. says_plain: whether it says of an event that all went well; else `HandledLines` does.
+    program has configured. says_plain: whether it says of an event that all went well; else `PlainLines` does.
     """
 
     def __init__(
@@ -107,12 +107,13 @@ class LogTool:
         self._publisher = LogWriter("spectral.publish", logger)
         self._log = LogWriter("spectral.worker", logger)
         self._operator = LogWriter("spectral.operator", logger)
-        self._says_handled = True
+        self._says_handled = self._says_published = True
 
     def cares_for(self, kind: type[probe.Note]) -> bool:
         """Whether anybody reads lines of the worst level that such a note may have."""
         if kind is probe.Published:
-            return self._publisher.at(WARNING) is not None
+            self._says_published = self._publisher.at(INFO) is not None
+            return self._says_published or self._publisher.at(WARNING) is not None
         if kind in _OF_OPERATORS:
             return self._operator.at(INFO) is not None
         if kind is probe.Finished:
@@ -122,12 +123,15 @@ class LogTool:
 
     def wants(self, note: probe.Note) -> bool:
         """Whether anybody reads lines of its own level."""
-        if isinstance(note, probe.Finished):  # of which there are many: as it was when `cares_for` was last asked
+        # Of these there are many: as it was when `cares_for` was last asked.
+        if isinstance(note, probe.Finished):
             if not self._says_handled:
                 return isinstance(note.outcome, Retry | DeadLetter)
             return self._says_plain or not is_plain(note)
         if isinstance(note, probe.Published):
-            return self._publisher.at(INFO if note.failure is None else WARNING) is not None
+            if note.failure is not None:
+                return True
+            return self._says_published and (self._says_plain or not is_plain(note))
         return True
 
     def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901  one case for each kind of note

@@ -47,16 +47,16 @@ class RemoteSpan(NonRecordingSpan):
     _known: SpanContext | None = None
 
     def __init__(self, traceparent: str) -> None:
-        self._traceparent = traceparent
+        self.traceparent = traceparent
 
     def get_span_context(self) -> SpanContext:
         """See `Span`."""
         if self._known is None:
-            self._known = remote_span(self._traceparent) or INVALID_SPAN_CONTEXT
+            self._known = remote_span(self.traceparent) or INVALID_SPAN_CONTEXT
         return self._known
 
     def __repr__(self) -> str:
-        return f"NonRecordingSpan({self._traceparent})"
+        return f"NonRecordingSpan({self.traceparent})"
 
 
 def with_span(span: Span) -> Context:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 from spectral.core.events.infrastructure.observability.measures import measure
 from spectral.core.events.metrics import METRICS, BoundedLabels, Distribution, Kind, Metric, Sample
 from spectral.core.events.outcome import Handled
-from spectral.core.events.probe import Finished, HandlerRan
+from spectral.core.events.probe import Finished, HandlerRan, Published
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +51,8 @@ class Recorder:
             self._grow((note.act.delivery.event_type, note.act.handler_name, HandlerRan), note, note.seconds)
         elif isinstance(note, Finished) and type(note.outcome) is Handled:
             self._grow((note.delivery.event_type, note.delivery.target, Finished), note, note.ack_seconds)
+        elif isinstance(note, Published) and note.failure is None and len(note.act.envelopes) == 1:
+            self._grow((note.act.envelopes[0].event_type, "", Published), note, note.seconds)
         else:
             measures = measure(note)
             if measures:

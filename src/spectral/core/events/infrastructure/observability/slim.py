@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -20,10 +21,9 @@ _OF_A_DELIVERY: Final = (probe.LeaseWasLost, probe.SettleGivenUp, probe.HandlerR
 
 
 def slim(note: Note) -> Note:
-    """The note, without what is in its events if that is much."""
+    """The note, without what is in its events if that is much; where it was published is where this is called."""
     if isinstance(note, Published):
-        # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
-        return replace(note, act=Publish([_ref(envelope) for envelope in note.act.envelopes], note.act.generation))
+        return note if note.within is not None else _published(note)
     if isinstance(note, HandlerRan):
         delivery = note.act.delivery
         return note._replace(act=note.act._replace(delivery=_without(delivery))) if _is_much(delivery) else note
@@ -32,6 +32,13 @@ def slim(note: Note) -> Note:
     if isinstance(note, _OF_A_DELIVERY) and _is_much(note.delivery):
         return replace(note, delivery=_without(note.delivery))
     return note
+
+
+def _published(note: Published) -> Published:
+    # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
+    (envelopes, generation), seconds, failure, traceparent, _ = note
+    act = Publish([_ref(envelope) for envelope in envelopes], generation)
+    return Published(act, seconds, failure, traceparent, copy_context())
 
 
 def _ref(event: EventEnvelope | EventRef) -> EventRef:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spectral.core.events.infrastructure.observability.handled_line import HandledLines
 from spectral.core.events.infrastructure.observability.logs import LogTool
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
+from spectral.core.events.infrastructure.observability.plain_lines import PlainLines
 from spectral.core.events.infrastructure.observability.sentry import SentryTool
 from spectral.core.events.infrastructure.observability.spans import BatchSpans
 from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
@@ -50,5 +50,5 @@ def standard_watch(
     }
     at_once = dict(quick or {})
     if lines is not None:
-        at_once["lines"] = HandledLines(identity, worker, lines)
+        at_once["lines"] = PlainLines(identity, worker, lines)
     return Watch(slow, at_once, OpenTelemetryTracer(identity, worker))

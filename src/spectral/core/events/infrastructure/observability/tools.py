@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextvars import Context
 
     from spectral.core.events.probe import Act, Failure, Note
@@ -91,11 +92,15 @@ class Carried(NamedTuple):
 
 
 class Lean(NamedTuple):
-    """A span that mostly needs no outlet to be ended."""
+    """A span that mostly needs no outlet to be ended.
+
+    go_back: to what was current before it; called where it was begun. None: nothing else has become so.
+    """
 
     traceparent: str | None
     context: Context | None
     span: Closing
+    go_back: Callable[[], None] | None = None
 
 
 class Tracer(Protocol):

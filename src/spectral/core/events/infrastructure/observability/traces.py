@@ -8,7 +8,7 @@ nothing is recorded, and what a handler publishes still belongs to the trace tha
 from __future__ import annotations
 
 import time
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
@@ -16,18 +16,19 @@ from opentelemetry import trace
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind
 
-from spectral.core.events.infrastructure.observability.lean import Shape, end_span
+from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Origin, Shape, end_span
 from spectral.core.events.infrastructure.observability.origins import (
     NOT_SAMPLED,
     NOTHING,
     TRACEPARENT_LENGTH,
+    RemoteSpan,
     carried,
     copy_within,
     remote_span,
     with_span,
 )
 from spectral.core.events.infrastructure.observability.outlet import flush_first
-from spectral.core.events.infrastructure.observability.tools import Lean
+from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.probe import Handle
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from spectral.core.events.infrastructure.observability.lean import StartsLean
-    from spectral.core.events.infrastructure.observability.tools import Carried, Traced
+    from spectral.core.events.infrastructure.observability.tools import Traced
     from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Act, Failure, Publish
     from spectral.core.events.settings import Identity
@@ -126,6 +127,7 @@ class OpenTelemetryTracer:
         # The service and its environment are the resource's to say, the generation is the event's.
         self._source = TracerSource(worker, provider)
         self._known: dict[tuple[str, str, str, int], Shape] = {}
+        self._known_publishes: dict[tuple[str, int], Shape] = {}
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
         """See `Tracer`."""
@@ -144,31 +146,34 @@ class OpenTelemetryTracer:
             return self._handle(tracer, act, traceparent)
         return carried(traceparent)
 
-    def _publish(self, tracer: Tracer, act: Publish) -> Traced | None:
+    def _publish(self, tracer: Tracer, act: Publish) -> Traced | Carried | Lean | None:
         """A span that is the current one until it is left, so that the driver's own spans belong to it."""
-        envelopes = act.envelopes
-        types = {envelope.event_type for envelope in envelopes}
-        attributes: dict[str, AttributeValue] = {
-            "messaging.system": "spectral",
-            "messaging.operation.name": "publish",
-            "messaging.operation.type": "send",
-            "spectral.generation": act.generation,
-        }
-        name, links = "publish", None
-        if len(types) == 1:
-            (event_type,) = types
-            name = f"publish {event_type}"
-            attributes["messaging.destination.name"] = event_type
-        if len(envelopes) == 1:
-            attributes["messaging.message.id"] = str(envelopes[0].event_id)
-            own = remote_span(envelopes[0].trace_context)  # which the row keeps and consumers continue
-            links = None if own is None else (Link(own),)
-        else:
-            attributes["messaging.batch.message_count"] = len(envelopes)
-        span = tracer.start_span(name, None, SpanKind.PRODUCER, attributes, links)
-        if not span.get_span_context().is_valid:
+        around = trace.get_current_span()
+        if isinstance(around, RemoteSpan):
+            # A handler's, whose event nobody records: then nobody does what it publishes.
+            if self._source.follows_its_parent and around.traceparent[-1] in NOT_SAMPLED:
+                return Carried(_traceparent(around.get_span_context()), None)
+        elif isinstance(around, LeanSpan) and self._source.start_lean is not None and len(act.envelopes) == 1:
+            lean = self._lean_publish(self._source.start_lean, around, act)
+            if lean is not None:
+                return lean
+        return _publish_at_length(tracer, act)
+
+    def _lean_publish(self, start: StartsLean, around: LeanSpan, act: Publish) -> Lean | None:
+        """In a handler that has such a span."""
+        (envelope,) = act.envelopes
+        key = (envelope.event_type, act.generation)
+        shape = self._known_publishes.get(key)
+        if shape is None:
+            if len(self._known_publishes) >= _MAX_KNOWN:
+                self._known_publishes.clear()
+            shape = self._known_publishes.setdefault(key, Shape.of_publishes(*key))
+        own = remote_span(envelope.trace_context)
+        origin = Origin(around.traceparent, is_local=True, link=None if own is None else envelope.trace_context)
+        span = start(shape, origin, envelope.event_id, None)
+        if span is None:
             return None
-        return _Span(span, None, attach(trace.set_span_in_context(span)))
+        return Lean(span.traceparent, None, span, partial(detach, attach(trace.set_span_in_context(span))))
 
     def _handle(self, tracer: Tracer, act: Handle, traceparent: str | None) -> Traced | Carried | Lean | None:
         delivery = act.delivery
@@ -177,9 +182,11 @@ class OpenTelemetryTracer:
             shape = self._shape_of(delivery, act.handler_name)
         is_child = traceparent is not None and delivery.is_first
         if self._source.start_lean is not None:
-            lean = self._source.start_lean(shape, traceparent, delivery, is_child=is_child)
+            # As `Origin(...)`, without the call in between; and so below.
+            origin: Origin = tuple.__new__(Origin, (traceparent if is_child else None, False, traceparent))  # pyright: ignore[reportUnknownMemberType]
+            lean = self._source.start_lean(shape, origin, delivery.event_id, delivery.attempts)
             if lean is not None:
-                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean))  # pyright: ignore[reportUnknownMemberType]
+                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
         own = remote_span(traceparent)
         parent = NOTHING if own is None or not is_child else with_span(trace.NonRecordingSpan(own))
         links = None if own is None else (Link(own),)
@@ -195,6 +202,28 @@ class OpenTelemetryTracer:
             self._known.clear()
         key = (delivery.event_type, delivery.target, handler_name, delivery.generation)
         return self._known.setdefault(key, Shape.of(delivery, handler_name))
+
+
+def _publish_at_length(tracer: Tracer, act: Publish) -> Traced | None:
+    """With a span of whatever provider there is."""
+    envelopes = act.envelopes
+    types = {envelope.event_type for envelope in envelopes}
+    attributes: dict[str, AttributeValue] = {**PUBLISHING, "spectral.generation": act.generation}
+    name, links = "publish", None
+    if len(types) == 1:
+        (event_type,) = types
+        name = f"publish {event_type}"
+        attributes["messaging.destination.name"] = event_type
+    if len(envelopes) == 1:
+        attributes["messaging.message.id"] = str(envelopes[0].event_id)
+        own = remote_span(envelopes[0].trace_context)  # which the row keeps and consumers continue
+        links = None if own is None else (Link(own),)
+    else:
+        attributes["messaging.batch.message_count"] = len(envelopes)
+    span = tracer.start_span(name, None, SpanKind.PRODUCER, attributes, links)
+    if not span.get_span_context().is_valid:
+        return None
+    return _Span(span, None, attach(trace.set_span_in_context(span)))
 
 
 class _Span:

@@ -12,7 +12,6 @@ import time
 from asyncio import CancelledError
 from collections import Counter, deque
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
@@ -104,22 +103,22 @@ class Watch:
         processor's caches, and takes several times as long as it does for many at once.
         """
         if isinstance(note, HandlerRan):
-            well, delivery = note.failure is None, note.act.delivery
+            well, is_slim = note.failure is None, len(note.act.delivery.payload) <= MUCH
         elif isinstance(note, Finished):
-            well, delivery = type(note.outcome) is Handled, note.delivery
+            well, is_slim = type(note.outcome) is Handled, len(note.delivery.payload) <= MUCH
+        elif isinstance(note, Published):
+            # A log that publishes what it is told would be told of that, and so on for ever.
+            well, is_slim = note.failure is None and not is_in_outlet(), False
         else:
-            well, delivery = isinstance(note, SettlementWritten | Claimed), None
+            well, is_slim = isinstance(note, SettlementWritten | Claimed), True
         if well:
-            self._many.append(
-                (note if delivery is None or len(delivery.payload) <= MUCH else slim(note), time.time(), span)
-            )
+            self._many.append((note if is_slim else slim(note), time.time(), span))
             if not _FEW < len(self._many) < _MANY:
                 self._see_to_them()
             return
         if self._many:
             self.catch_up()
-        # A log that publishes what it is told would be told of that, and so on for ever.
-        self._tell(note, time.time(), hand_out=not is_in_outlet())
+        self._tell(note, time.time(), hand_out=not is_in_outlet())  # as above
 
     def forget(self) -> None:
         """What waits to be told, in the child of a fork: the parent tells it."""
@@ -167,8 +166,10 @@ class Watch:
             try:
                 if wants is None or wants(note):
                     kept = kept or slim(note)
-                    of_a_publish = isinstance(note, Published)
-                    outlet.put(_in_context(tool, kept, at) if of_a_publish else partial(tool.tell, kept, at))
+                    within = kept.within if isinstance(kept, Published) else None
+                    told = partial(tool.tell, kept, at)
+                    # A copy for each: they may be told at the same time, and of a context only one thread can make use.
+                    outlet.put(told if within is None else partial(within.copy().run, told))
             except _RAISED:  # as above
                 self._raised[outlet.name] += 1
 
@@ -203,9 +204,9 @@ class Watch:
             traced = self._tracer.start(act)
             if isinstance(traced, Carried):
                 activity = TimedActivity(self.tell, act, traced.traceparent, traced.context)
-            elif isinstance(traced, Lean) and isinstance(act, Handle):
+            elif isinstance(traced, Lean):
                 activity = _LeanActivity(self, act, traced)
-            elif traced is not None and not isinstance(traced, Lean):
+            elif traced is not None:
                 activity = _TracedActivity(self, act, traced)
         except _RAISED:  # as above
             self._raised["traces"] += 1
@@ -241,9 +242,13 @@ class Watch:
     def _outlets(self) -> list[Outlet]:
         return [*(reader.outlet for reader in self._slow), self._traces]
 
-    def end_lean(self, span: Closing, failure: Failure | None) -> Closing | None:
+    def end_lean(
+        self, span: Closing, failure: Failure | None, go_back: Callable[[], None] | None = None
+    ) -> Closing | None:
         """Have it ended by its outlet; or it is to be sent."""
         try:
+            if go_back is not None:
+                go_back()
             if span.leave(failure):
                 return span
             self._traces.put(partial(span.finish, failure))
@@ -262,12 +267,6 @@ class Watch:
                 self._traces.put(partial(traced.end, failure))
         except _RAISED:  # as above
             self._raised["traces"] += 1
-
-
-def _in_context(tool: Tool, note: Note, at: float) -> Callable[[], None]:
-    """In the context of whoever publishes: that is where a program keeps what it wants on every line of its log."""
-    context = copy_context()
-    return lambda: context.run(tool.tell, note, at)
 
 
 class _TracedActivity(TimedActivity):
@@ -289,21 +288,24 @@ class _TracedActivity(TimedActivity):
 class _LeanActivity(TimedActivity):
     """An act with a span that is easily ended."""
 
-    __slots__ = ("_run", "_span", "_watch")
+    __slots__ = ("_go_back", "_span", "_watch")
 
-    def __init__(self, watch: Watch, act: Handle, lean: Lean) -> None:
+    def __init__(self, watch: Watch, act: Act, lean: Lean) -> None:
         # As the base does, without a call that can be spared.
-        self._act = self._run = act
+        self._act = act
         self._tell = watch.tell
         self._began = time.perf_counter()
-        self.traceparent, self.context, self._span = lean
+        self.traceparent, self.context, self._span, self._go_back = lean
         self._watch = watch
 
     def ended(self, failure: Failure | None) -> None:
         """End the span too."""
-        seconds = time.perf_counter() - self._began
-        span = self._watch.end_lean(self._span, failure)
-        self._watch.tell(HandlerRan(self._run, seconds, failure, self.traceparent), span)
+        act, seconds = self._act, time.perf_counter() - self._began
+        span = self._watch.end_lean(self._span, failure, self._go_back)
+        if isinstance(act, Handle):
+            self._watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
+        else:
+            self._watch.tell(Published(act, seconds, failure, self.traceparent), span)
 
 
 _watches: Final[WeakSet[Watch]] = WeakSet()

@@ -1,4 +1,4 @@
-"""The line that is made without a detour is the line that structlog would have made."""
+"""The lines that are made without a detour are the lines that structlog would have made."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import io
 import json
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
+import structlog
 
-from spectral.core.events.infrastructure.observability.handled_line import HandledLines, is_plain
+from spectral.core.events import EventEnvelope
 from spectral.core.events.infrastructure.observability.logs import LogTool
+from spectral.core.events.infrastructure.observability.plain_lines import PlainLines, is_plain
+from spectral.core.events.infrastructure.observability.slim import slim
 from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
-from spectral.core.events.probe import Finished, Stopped
+from spectral.core.events.probe import Failure, Finished, Publish, Published, Stopped
 from spectral.core.events.settings import Identity
 from spectral_workers.logs import json_logger
 from tests.unit.log_notes import unconfigured_structlog
@@ -45,7 +49,7 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     note = finished(Handled(), **fields)
     stream = io.StringIO()
     LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
-    line = HandledLines(WHO, worker, print).of(note, AT)
+    line = PlainLines(WHO, worker, print).of_handled(note, AT)
     assert is_plain(note)
     assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
     assert line.isascii()
@@ -65,7 +69,7 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
 )
 def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
     lines: list[str] = []
-    HandledLines(WHO, "me", lines.append).tell(note)
+    PlainLines(WHO, "me", lines.append).tell(note)
     assert lines == []
     stream = io.StringIO()
     tool = LogTool(WHO, "me", logger=json_logger(WHO, stream), says_plain=False)
@@ -87,5 +91,62 @@ def test_a_plain_one_is_written_soon_and_by_nobody_else() -> None:
 
 def test_other_notes_are_none_of_its_business() -> None:
     lines: list[str] = []
-    HandledLines(WHO, "me", lines.append).tell(Stopped())
+    PlainLines(WHO, "me", lines.append).tell(Stopped())
     assert lines == []
+
+
+def published(count: int = 1, failure: Failure | None = None, fields: dict[str, Any] | None = None) -> Published:
+    envelopes = [
+        EventEnvelope(event_type="worlds.card.sent", source="worlds", payload={"secret": 1}, **fields or {})
+        for _ in range(count)
+    ]
+    note = slim(Published(Publish(envelopes, 8), 0.01234, failure, TRACE))
+    assert isinstance(note, Published)
+    return note
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"target": "platform"}, {"workspace_id": uuid4()}, {"trace_context": TRACE.replace("0a", "0b")}]
+)
+@pytest.mark.parametrize("worker", ["host-1", None])
+def test_so_is_that_of_a_publish(fields: dict[str, object], worker: str | None) -> None:
+    note = published(fields=fields)
+    stream = io.StringIO()
+    LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
+    line = PlainLines(WHO, worker, print).of_published(note, AT)
+    assert is_plain(note)
+    assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
+
+
+@pytest.mark.parametrize(
+    "note",
+    [published(2), published(0), published(failure=Failure("PublishError", "no"))],
+    ids=["several", "none", "refused"],
+)
+def test_a_publish_of_which_there_is_more_to_say_takes_the_long_way(note: Published) -> None:
+    lines: list[str] = []
+    PlainLines(WHO, "me", lines.append).tell(note)
+    assert lines == []
+    assert LogTool(WHO, "me", says_plain=False).wants(note)
+
+
+def test_fields_that_a_handler_has_bound_for_all_lines_are_on_the_line_of_what_it_publishes() -> None:
+    lines: list[str] = []
+    with structlog.contextvars.bound_contextvars(order="A-1"):
+        note = published()
+    assert is_plain(published())  # where they are bound no more
+    PlainLines(WHO, "me", lines.append).tell(note)
+    assert lines == []
+    assert LogTool(WHO, "me", says_plain=False).wants(note)
+
+
+def test_a_plain_publish_is_written_soon_and_by_nobody_else() -> None:
+    lines: list[str] = []
+    watch = standard_watch(WHO, "me", None, lines.append)
+    act = Publish([EventEnvelope(event_type="worlds.card.sent", source="worlds", payload={"secret": 1})], 7)
+    watch.begin(act).end()
+    assert lines == []
+    watch.catch_up()
+    (line,) = lines
+    assert json.loads(line)["event"] == "published"
+    assert not LogTool(WHO, "me", says_plain=False).wants(slim(Published(act, 0.1, None, None)))
