@@ -27,9 +27,10 @@ SWITCH: Final = ("relay", "switch", "nats", "--reason", "NOTIFY is slow", "--by"
 ALONE: Final = "try: SPECTRAL_RELAY=nats SPECTRAL_BROKER_URL=<url> spectral relay run"
 
 
-def stand_for_a_relay(connection: psycopg.Connection[Any]) -> None:
+def stand_for_a_relay(connection: psycopg.Connection[Any], broker: str = "nats") -> None:
     """Hold what a relay holds while it lives."""
     connection.execute("select pg_advisory_lock_shared(core.relay_lock_key())")
+    connection.execute("select pg_advisory_lock_shared(core.relay_lock_key(%s))", [broker])
 
 
 def test_the_way_to_a_broker_and_back(database: str, connection: psycopg.Connection[Any]) -> None:
@@ -62,10 +63,23 @@ def test_nothing_is_done_unasked_without_a_reason_or_on_a_dry_run(database: str)
     assert json.loads(spectral(database, "relay", "status", "--json").stdout)["mode"] == "postgres"
 
 
+def test_a_relay_for_another_broker_is_none(database: str, connection: psycopg.Connection[Any]) -> None:
+    stand_for_a_relay(connection, "redis")
+    assert spectral(database, "relay", "status").stderr.endswith("1 relay is alive: 1 for redis\n")
+    told = spectral(database, *SWITCH, "--yes")
+    assert "no relay for nats is alive" in told.stderr
+    shown = spectral(database, "relay", "status")
+    assert "no relay is alive; beside it 1 for redis\n" in shown.stderr
+    assert ALONE in shown.stderr
+    crews = json.loads(spectral(database, "relay", "status", "--json").stdout)["crews"]
+    assert crews == [{"broker": "nats", "relays": 0}, {"broker": "redis", "relays": 1}]
+    assert "no relay is alive that sends them there" in spectral(database, "status").stdout
+
+
 def test_whoever_switches_to_a_broker_without_a_relay_is_told(database: str) -> None:
     told = spectral(database, *SWITCH, "--yes")
     assert told.returncode == 0
-    assert "no relay is alive: until one is, events wait for half a minute" in told.stderr
+    assert "no relay for nats is alive: until one is, events wait for half a minute" in told.stderr
     assert ALONE in told.stderr
 
 
@@ -175,7 +189,9 @@ def test_a_relay_stands_until_it_is_switched_to_then_sends_and_workers_deliver(
         assert ask(relay, "/ready")[0] == 200
         assert "spectral_broker_connected" not in ask(relay, "/metrics")[1].replace("# ", "").split(" ")
         worker.wait_for("started")
-        eventually(lambda: spectral(database, "relay", "status").stderr.endswith("1 relay is alive\n"), "counted")
+        eventually(
+            lambda: spectral(database, "relay", "status").stderr.endswith("1 relay is alive: 1 for nats\n"), "counted"
+        )
         assert spectral(database, *SWITCH, "--yes").returncode == 0
         eventually(is_so(relay, state="sending", connected=True), "a relay that sends")
         eventually(is_so(worker, takes_from="nats", has_fallen_back=False), "a worker that takes from the broker")

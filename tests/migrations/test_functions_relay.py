@@ -429,6 +429,15 @@ def test_relays_that_run_are_counted(connection: Connection, database: str) -> N
         assert value(connection, "select relays from core.relay_state()") == 2
 
 
+def test_relays_that_run_are_counted_by_broker(connection: Connection, database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as one, psycopg.connect(database, autocommit=True) as other:
+        one.execute("select pg_advisory_lock_shared(core.relay_lock_key('nats'))")
+        other.execute("select pg_advisory_lock_shared(core.relay_lock_key())")
+        crew = connection.execute("select broker, relays from core.relay_crew() order by broker").fetchall()
+        assert crew == [("nats", 1), ("redis", 0)]
+        assert value(connection, "select relays from core.relay_state()") == 1
+
+
 def test_only_operators_switch_and_only_workers_relay(database: str) -> None:
     switch: LiteralString = "select core.relay_switch('nats', 'ada', 'r')"
     take: LiteralString = "select core.outbox_relay('nats', 1, 'outbox_gen_1', 'platform', 1, null, '1 s')"

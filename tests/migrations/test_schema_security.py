@@ -120,6 +120,7 @@ RUNS_AS_OWNER = {
     "partitions_unbind",
     "partitions_undo",
     "partitions_validate",
+    "relay_crew",
     "relay_mode",
     "relay_state",
     "relay_switch",
@@ -322,7 +323,7 @@ def test_read_only_is_read_only(connection: Connection) -> None:
     }
     # Counts and states alone; and what is stable cannot write.
     counts = {"insight_failed", "insight_in_flight", "insight_lanes", "insight_oldest_delivered", "insight_relay"}
-    states = {"outbox_partitions", "partitions_state", "relay_mode", "relay_state"}
+    states = {"outbox_partitions", "partitions_state", "relay_crew", "relay_mode", "relay_state"}
     assert as_owner == dict.fromkeys(counts | states, "s")
 
 

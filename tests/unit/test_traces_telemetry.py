@@ -98,7 +98,7 @@ def test_only_what_is_asked_for_is_set_up(variables: dict[str, str], is_set_up: 
         "sdk": is_set_up,
         "sentry": False,
         "traces": "lean_spans" if is_set_up else "trace",
-        "metrics": "sdk" if is_set_up else "metrics",
+        "metrics": "kept_histograms" if is_set_up else "metrics",
     }
     assert done.said == []
 

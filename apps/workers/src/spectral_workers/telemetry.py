@@ -161,11 +161,9 @@ def _span_exporter(name: str) -> SpanExporter:
 
 
 def _set_up_metrics(exporters: Iterable[str], resource: Resource) -> Callable[[], object]:
-    from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415  an extra
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415  an extra
+    from spectral_workers.kept_histograms import provider_for  # noqa: PLC0415  an extra
 
-    readers = [PeriodicExportingMetricReader(_metric_exporter(name)) for name in exporters]
-    provider = MeterProvider(readers, resource, shutdown_on_exit=False)  # as above
+    provider = provider_for([_metric_exporter(name) for name in exporters], resource)
     metrics.set_meter_provider(provider)
     return provider.shutdown
 

@@ -290,7 +290,7 @@ def relay(**options: Unpack[RelayOptions]) -> Relay:
     room = _broker_room(broker, "Sender")
     stores, ears = import_module(f"{_ROOM}.postgres.relay_store"), import_module(f"{_ROOM}.postgres.relay_ear")
     store = stores.PostgresRelayStore(database.dsn, settings.name, settings.answer)
-    ear = ears.PostgresRelayEar(database.direct_dsn or database.dsn, settings.name, settings.answer)
+    ear = ears.PostgresRelayEar(database.direct_dsn or database.dsn, settings.name, settings.answer, broker.kind)
     return Relay(Way(store, lambda prefix: room(broker, prefix), broker.kind), ear, settings, probe)
 
 

@@ -313,7 +313,9 @@ GROWTH_TRIGGER: Final = _gauge(
 RELAY_MODE: Final = _gauge(
     "spectral.relay.mode", "1", "1 for what workers are to take events from: postgres, nats or redis.", ("mode",)
 )
-RELAYS: Final = _gauge("spectral.relays", "{relay}", "Relay processes that are alive.")
+RELAYS: Final = _gauge(
+    "spectral.relays", "{relay}", "Relay processes that are alive, for the broker in use if there is one."
+)
 RELAY_UNSENT: Final = _gauge(
     "spectral.relay.unsent",
     "{event}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.operations.insights_values import Amount, Partitioning, Relaying, Unsent
-from spectral.core.operations.relay import Mode, read_lanes
+from spectral.core.operations.relay import Mode, read_crews, read_lanes, relays_for
 from spectral.core.partitions import Layout, partition_status
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ async def read_relaying(database: Database) -> Relaying | None:
     found: list[tuple[str, int]] = await database.tuples(_RELAY)
     if not found:
         return None
-    ((mode, relays),) = found
+    ((mode, alive),) = found
+    relays = relays_for(mode, await read_crews(database), alive)
     if mode == Mode.POSTGRES:
         return Relaying(mode, relays)
     lanes = [lane for lane in await read_lanes(database) if lane.unsent]

@@ -169,8 +169,9 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True)
 class Relaying:
-    """What workers are to take events from: `mode` is postgres, nats or redis. relays: those that are alive.
+    """What workers are to take events from: `mode` is postgres, nats or redis.
 
+    relays: those that are alive and send to that broker; all that are alive while the mode is postgres.
     unsent: nothing is counted while the mode is postgres, for nothing has to be sent.
     """
 

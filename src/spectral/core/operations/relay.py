@@ -13,6 +13,7 @@ from spectral.core.operations.insights_values import COUNT_CAP, NOTHING, Amount
 from spectral.core.operations.verdict_words import psql
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from spectral.core.database import Database
@@ -23,6 +24,9 @@ _STATE: Final = b"""
 select state.mode, state.prefix, state.switched_at, state.switched_by, state.reason, state.relays
 from core.relay_state() as state
 """
+# A schema that waits for its migrations does not have it.
+_CREW: Final = b"select crew.broker, crew.relays from core.relay_crew() as crew order by crew.broker"
+_HAS_CREW: Final = b"select to_regprocedure('core.relay_crew()') is not null"
 # What a retired generation has left is nobody's to send.
 _LANES: Final = b"""
 select lane.generation, lane.channel, lane.context, lane.unsent, lane.oldest_unsent, lane.sent, lane.oldest_sent
@@ -59,10 +63,19 @@ class RelayLane:
     oldest_sent: timedelta | None
 
 
+@dataclass(frozen=True, slots=True)
+class RelayCrew:
+    """How many relays are alive that send to a broker."""
+
+    broker: str
+    relays: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayState:
     """The mode and who set it, with what names on a broker begin, how many relays are alive, and what waits.
 
+    relays: whichever broker they send to. crews: by broker; none if the schema is too old to know.
     lanes: those with something due, the one that has waited longest first; counted up to the cap.
     """
 
@@ -72,12 +85,29 @@ class RelayState:
     switched_by: str
     reason: str | None
     relays: int
+    crews: tuple[RelayCrew, ...] = ()
     lanes: tuple[RelayLane, ...] = ()
+
+    def relays_for(self, broker: str) -> int:
+        """How many send to it."""
+        return relays_for(broker, self.crews, self.relays)
 
     @property
     def unsent(self) -> Amount:
         """Of all lanes."""
         return sum((lane.unsent for lane in self.lanes), NOTHING)
+
+
+def relays_for(broker: str, crews: Sequence[RelayCrew], relays: int) -> int:
+    """How many send to this broker; of Postgres, and where that is not known, all that are alive."""
+    return next((crew.relays for crew in crews if crew.broker == broker), relays)
+
+
+async def read_crews(database: Database) -> tuple[RelayCrew, ...]:
+    """How many relays there are for each broker; none if that cannot be known."""
+    if not await database.value(_HAS_CREW):
+        return ()
+    return tuple(RelayCrew(broker, relays) for broker, relays in await database.tuples(_CREW))
 
 
 async def show_relay(database: Database) -> RelayState:
@@ -92,6 +122,7 @@ async def show_relay(database: Database) -> RelayState:
             fix = psql("select core.relay_switch('postgres', current_user, 'the row was gone')")
             raise NotFoundError("core.relay is empty: workers claim from Postgres", fix)
         ((mode, prefix, switched_at, switched_by, reason, relays),) = found
+        crews = await read_crews(database)
         lanes = await read_lanes(database)
     return RelayState(
         mode=mode,
@@ -100,6 +131,7 @@ async def show_relay(database: Database) -> RelayState:
         switched_by=switched_by,
         reason=reason,
         relays=relays,
+        crews=crews,
         lanes=lanes,
     )
 

@@ -89,7 +89,7 @@ def _goings_on(snapshot: Snapshot) -> Iterator[Sentence]:
                 f"{name} has drained; no worker runs it any more.", Level.OK, words.retire(deployment.generation)
             )
     if snapshot.relaying is not None and snapshot.relaying.is_on and snapshot.relaying.relays:
-        # Alive is what can be seen from here: not which broker it is for, nor whether it gets there.
+        # Alive is what can be seen from here, and for which broker; not whether it gets there.
         relays = several(snapshot.relaying.relays, "relay is", "relays are")
         yield Sentence(f"Workers take events from {snapshot.relaying.mode}; {relays} alive.")
     if snapshot.lanes_capped:

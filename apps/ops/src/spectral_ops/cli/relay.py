@@ -109,8 +109,8 @@ def switch(
 
     async def change(database: Database) -> tuple[RelayState, bool]:
         before = await show_relay(database)
-        if mode is not From.POSTGRES and not before.relays:
-            note(f"no relay is alive: until one is, events wait for half a minute\n  try: {_start(mode)}")
+        if mode is not From.POSTGRES and not before.relays_for(mode):
+            note(f"no relay for {mode} is alive: until one is, events wait for half a minute\n  try: {_start(mode)}")
         if dry_run or before.mode == mode:
             return before, False
         confirm(f"switch from {before.mode} to {mode}: {_SPOKEN[mode]}", yes=yes)
@@ -141,11 +141,21 @@ def _row(lane: RelayLane) -> tuple[str, ...]:
 
 
 def _said(state: RelayState) -> str:
-    from spectral.core.operations.verdict_words import several  # noqa: PLC0415  as above
-
     since = f"since {state.switched_at:%Y-%m-%d %H:%M} UTC, by {plain(state.switched_by)}"
-    relays = f"{several(state.relays, 'relay is', 'relays are') if state.relays else 'no relay is'} alive"
-    said = f"{state.mode}: {_SPOKEN[From(state.mode)]} ({since}); {relays}"
-    if state.mode != From.POSTGRES and not state.relays:
+    said = f"{state.mode}: {_SPOKEN[From(state.mode)]} ({since}); {_alive(state)}"
+    if state.mode != From.POSTGRES and not state.relays_for(state.mode):
         return f"{said}\n  try: {_start(state.mode)}"
     return said
+
+
+def _alive(state: RelayState) -> str:
+    """Who runs; those for another broker than the one in use are named."""
+    from spectral.core.operations.verdict_words import several  # noqa: PLC0415  as above
+
+    known = [(crew.relays, f"for {crew.broker}") for crew in state.crews if crew.relays and crew.broker != state.mode]
+    others = ", ".join(f"{relays:,} {what}" for relays, what in known)
+    here = state.relays_for(state.mode)
+    said = f"{several(here, 'relay is', 'relays are') if here else 'no relay is'} alive"
+    if not others:
+        return said
+    return f"{said}: {others}" if state.mode == From.POSTGRES else f"{said}; beside it {others}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics as otel
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
     from spectral.core.events.infrastructure.observability.measures import Measure
-    from spectral.core.events.metrics import Metric, Sample
+    from spectral.core.events.metrics import Distribution, Metric, Sample
     from spectral.core.events.probe import Note
 
-_SCOPE: Final = "spectral"
+SCOPE: Final = "spectral"
 _OPERATION: Final = "messaging.operation.name"
 
 # What the conventions require beside the labels. It never varies, so Prometheus is spared it.
@@ -44,6 +44,14 @@ _READ: Final = frozenset(metric for metric in METRICS if metric.kind is Kind.GAU
 
 _READ_ANEW_AFTER: Final = 1.0
 """Seconds: one collection asks for every gauge, and all of them are read at once."""
+
+
+class ReadsDistributions(Protocol):
+    """What a meter provider may offer beside OpenTelemetry's interface."""
+
+    def read_distributions(self, read: Callable[[], Sequence[Distribution]]) -> None:
+        """Have these read whenever it collects, instead of being told of every duration."""
+        ...
 
 
 class OpenTelemetryMetrics:
@@ -77,12 +85,20 @@ class OpenTelemetryMetrics:
 class _Instruments:
     """What a provider is told with.
 
-    What only grows is counted here and read by the provider when it collects; it is told of durations alone.
+    What only grows is counted here and read by the provider when it collects; it is told of durations alone, unless it
+    reads them too.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+    def __init__(self, provider: MeterProvider) -> None:
+        meter = provider.get_meter(SCOPE)
         self._counted = Recorder()
+        offered: object = getattr(provider, "read_distributions", None)
+        reads = cast("ReadsDistributions", provider) if callable(offered) else None
+        self._durations: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
+        if reads is None:
+            self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
+        else:
+            reads.read_distributions(self._counted.distributions)
         self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
         self._bounded = BoundedLabels()
         self.unlock()
@@ -97,6 +113,9 @@ class _Instruments:
 
     def tell(self, note: Note) -> None:
         """Record it."""
+        if not self._durations:
+            self._counted.tell(note)
+            return
         counted: list[Measure] = []
         for each in measure(note):
             metric, labels, value = each
@@ -113,7 +132,7 @@ class _Instruments:
             bounded = self._bounded.of(metric, labels)
             known = self._attributes.get((metric, bounded))
             if known is None:
-                known = self._attributes[metric, bounded] = _attributes(metric, bounded)
+                known = self._attributes[metric, bounded] = attributes_of(metric, bounded)
             return known
 
 
@@ -125,7 +144,7 @@ def _instruments_of(provider: MeterProvider) -> _Instruments:
     with _knowing:
         instruments = _known.get(provider)
         if instruments is None:
-            instruments = _known[provider] = _Instruments(provider.get_meter(_SCOPE))
+            instruments = _known[provider] = _Instruments(provider)
             flush_first()
         return instruments
 
@@ -150,7 +169,7 @@ def observe(samples: Callable[[], Sequence[Sample]]) -> None:
 
     Call it once in a process. It may be called before there is a provider.
     """
-    meter = otel.get_meter_provider().get_meter(_SCOPE)
+    meter = otel.get_meter_provider().get_meter(SCOPE)
     read = _ReadAtOnce(samples)
     for metric in METRICS:
         if metric in _READ:
@@ -173,7 +192,7 @@ class _ReadAtOnce:
 
         def observations(_: CallbackOptions) -> Iterable[Observation]:
             return [
-                otel.Observation(sample.value, _attributes(metric, sample.labels))
+                otel.Observation(sample.value, attributes_of(metric, sample.labels))
                 for sample in self._fresh()
                 if sample.metric is metric
             ]
@@ -199,7 +218,7 @@ def _duration(meter: Meter, metric: Metric) -> Callable[[float, dict[str, str]],
     ).record
 
 
-def _attributes(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
+def attributes_of(metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
     """Its labels by name; one without a value is left out."""
     said = {name: value for name, value in zip(metric.labels, labels, strict=True) if value}
     return said | _CONSTANT.get(metric, {})

@@ -1,4 +1,4 @@
-"""The ear of a relay: a direct connection that LISTENs, and by whose lock relays are counted."""
+"""The ear of a relay: a direct connection that LISTENs, and by whose locks relays are counted."""
 
 from __future__ import annotations
 
@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from datetime import timedelta
 
-_BE_COUNTED: Final = b"select pg_advisory_lock_shared(core.relay_lock_key())"
+    from spectral.core.events.broker_settings import BrokerKind
+
+_BE_COUNTED: Final = b"""
+select pg_advisory_lock_shared(core.relay_lock_key()), pg_advisory_lock_shared(core.relay_lock_key(%s))
+"""
 
 
 class PostgresRelayEar:
     """Implements `RelayEar`."""
 
-    def __init__(self, dsn: str, name: str, answer: timedelta) -> None:
+    def __init__(self, dsn: str, name: str, answer: timedelta, broker: BrokerKind) -> None:
+        self._broker = broker
         self._session = Session(dsn, f"spectral relay ear {name}", answer, settings={})
 
     async def open(self, channels: Collection[str]) -> None:
         """See `RelayEar`."""
         await self._session.drop()
-        await self._session.ask(lambda connection: connection.execute(_BE_COUNTED))
+        await self._session.ask(lambda connection: connection.execute(_BE_COUNTED, [str(self._broker)]))
         await self.listen(channels)
 
     async def listen(self, channels: Collection[str]) -> None:
