@@ -30,7 +30,7 @@ ALONE: Final = "try: SPECTRAL_RELAY=nats SPECTRAL_BROKER_URL=<url> spectral rela
 def stand_for_a_relay(connection: psycopg.Connection[Any], broker: str = "nats") -> None:
     """Hold what a relay holds while it lives."""
     connection.execute("select pg_advisory_lock_shared(core.relay_lock_key())")
-    connection.execute("select pg_advisory_lock_shared(core.relay_lock_key(%s))", [broker])
+    connection.execute("select pg_advisory_lock_shared(core.relay_crew_key(%s))", [broker])
 
 
 def test_the_way_to_a_broker_and_back(database: str, connection: psycopg.Connection[Any]) -> None:
@@ -69,11 +69,19 @@ def test_a_relay_for_another_broker_is_none(database: str, connection: psycopg.C
     told = spectral(database, *SWITCH, "--yes")
     assert "no relay for nats is alive" in told.stderr
     shown = spectral(database, "relay", "status")
-    assert "no relay is alive; beside it 1 for redis\n" in shown.stderr
+    assert "no relay for nats is alive, 1 for redis\n" in shown.stderr
     assert ALONE in shown.stderr
     crews = json.loads(spectral(database, "relay", "status", "--json").stdout)["crews"]
     assert crews == [{"broker": "nats", "relays": 0}, {"broker": "redis", "relays": 1}]
     assert "no relay is alive that sends them there" in spectral(database, "status").stdout
+
+
+def test_a_relay_of_an_older_release_may_be_for_any_broker(database: str, connection: psycopg.Connection[Any]) -> None:
+    connection.execute("select pg_advisory_lock_shared(core.relay_lock_key())")
+    told = spectral(database, *SWITCH, "--yes")
+    assert "no relay" not in told.stderr
+    assert spectral(database, "relay", "status").stderr.endswith("1 relay for nats is alive\n")
+    assert "no relay is alive that sends them there" not in spectral(database, "status").stdout
 
 
 def test_whoever_switches_to_a_broker_without_a_relay_is_told(database: str) -> None:

@@ -431,7 +431,7 @@ def test_relays_that_run_are_counted(connection: Connection, database: str) -> N
 
 def test_relays_that_run_are_counted_by_broker(connection: Connection, database: str) -> None:
     with psycopg.connect(database, autocommit=True) as one, psycopg.connect(database, autocommit=True) as other:
-        one.execute("select pg_advisory_lock_shared(core.relay_lock_key('nats'))")
+        one.execute("select pg_advisory_lock_shared(core.relay_crew_key('nats'))")
         other.execute("select pg_advisory_lock_shared(core.relay_lock_key())")
         crew = connection.execute("select broker, relays from core.relay_crew() order by broker").fetchall()
         assert crew == [("nats", 1), ("redis", 0)]

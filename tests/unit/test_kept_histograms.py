@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry import metrics as otel
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -18,12 +19,21 @@ from opentelemetry.sdk.metrics.export import (
     MetricsData,
     PeriodicExportingMetricReader,
 )
-from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
+from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
 
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
 from spectral.core.events.outcome import Handled, Retry
-from spectral.core.events.probe import Claimed, Failure, Finished, Handle, HandlerRan, Note, SettlementWritten
+from spectral.core.events.probe import (
+    Claimed,
+    Failure,
+    Finished,
+    Handle,
+    HandlerRan,
+    LoopBlocked,
+    Note,
+    SettlementWritten,
+)
 from spectral_workers.kept_histograms import ReadingProvider, provider_for
 from tests.unit.log_notes import delivery, envelope, finished, published
 
@@ -76,6 +86,7 @@ def told(make: Callable[[MetricExporter], MeterProvider], monkeypatch: pytest.Mo
     tool = OpenTelemetryMetrics()
     for note in NOTES:
         tool.tell(note)
+    tool.tell(LoopBlocked(1.0))  # a counter that is said from the beginning
     provider.force_flush()
     provider.shutdown()
     (around,) = encode_metrics(exporter.data[0]).resource_metrics
@@ -146,8 +157,9 @@ def test_metrics_of_the_programs_own_are_sent_as_ever() -> None:
     [
         {"preferred_temporality": {Histogram: AggregationTemporality.DELTA}},
         {"preferred_aggregation": {Histogram: ExponentialBucketHistogramAggregation()}},
+        {"preferred_aggregation": {Histogram: ExplicitBucketHistogramAggregation([1.0])}},
     ],
-    ids=["delta", "exponential"],
+    ids=["delta", "exponential", "its own buckets"],
 )
 def test_an_exporter_that_wants_them_differently_has_them_of_the_sdk(
     preferred: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -160,3 +172,50 @@ def test_an_exporter_that_wants_them_differently_has_them_of_the_sdk(
     provider.shutdown()
     (around,) = encode_metrics(exporter.data[0]).resource_metrics
     assert [metric.name for scope in around.scope_metrics for metric in scope.metrics] == ["messaging.process.duration"]
+
+
+def test_the_exporter_of_the_worker_takes_them() -> None:
+    provider = provider_for([OTLPMetricExporter(endpoint="http://127.0.0.1:9/v1/metrics", timeout=0.1)], RESOURCE)
+    assert isinstance(provider, ReadingProvider)
+
+
+def test_durations_are_sent_although_nothing_else_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = provider_for([exporter := Kept()], RESOURCE)
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: provider)
+    OpenTelemetryMetrics().tell(ran(0.1))
+    provider.force_flush()
+    provider.shutdown()
+    (around,) = exporter.data[0].resource_metrics
+    assert "messaging.process.duration" in {metric.name for each in around.scope_metrics for metric in each.metrics}
+
+
+def test_what_cannot_be_read_costs_nothing_else() -> None:
+    def fail() -> list[Any]:
+        raise ValueError("no")
+
+    provider = provider_for([exporter := Kept()], RESOURCE)
+    assert isinstance(provider, ReadingProvider)
+    provider.read_distributions(fail)
+    provider.get_meter("mine").create_counter("mine").add(1)
+    provider.force_flush()
+    provider.shutdown()
+    (around,) = exporter.data[0].resource_metrics
+    assert [each.scope.name for each in around.scope_metrics] == ["mine"]
+
+
+def test_what_was_counted_last_is_sent_with_the_last_durations(monkeypatch: pytest.MonkeyPatch) -> None:
+    provider = provider_for([exporter := Kept()], RESOURCE)
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: provider)
+    tool = OpenTelemetryMetrics()
+    for _ in range(2):
+        tool.tell(Claimed("platform", 3, 0.004, deaf=True))
+        provider.force_flush()
+    provider.shutdown()
+    sums = [
+        point.as_int or point.as_double
+        for data in exporter.data[:2]
+        for metric in encode_metrics(data).resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == "spectral.poll.fallbacks"
+        for point in metric.sum.data_points
+    ]
+    assert sums == [1, 2]

@@ -133,7 +133,7 @@ def test_nobody_records_what_is_published_in_a_trace_that_nobody_records(lightly
     assert do.traceparent == UNSAMPLED, "which the row carries on"
 
 
-def test_a_sampler_that_nobody_knows_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_that_records_everything_records_that_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
     made = Lightly()
     made.run(act(UNSAMPLED), do := Publishes(made, event()))

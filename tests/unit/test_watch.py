@@ -150,11 +150,14 @@ def test_an_order_to_end_the_process_is_left_to_do_so() -> None:
 
 
 def test_without_room_for_a_thread_events_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Watch({"told": Told()})
+    watch = Watch({"told": (told := Told())})
     monkeypatch.setattr(threading.Thread, "start", lambda _: fail())
     publish(watch)
     watch.catch_up()
     assert watch.troubles()["told"] == (0, 1)
+    monkeypatch.undo()
+    assert watch.flush(PATIENCE), "as soon as there is room"
+    assert len(told.notes) == 1
 
 
 # what takes too long

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 import pytest
 
@@ -204,3 +206,82 @@ def test_the_child_of_a_fork_does_not_tell_what_its_parent_tells() -> None:
     watch.catch_up()
     assert os.waitstatus_to_exitcode(status) == 0
     assert counts.notes == [note]
+
+
+# when everything is to be told
+
+
+def test_what_is_being_told_is_waited_for() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Slow(Counts):
+        def tell_at(self, note: Note, at: float) -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            super().tell_at(note, at)
+
+    watch = Watch({"told": (told := Told())}, {"slow": Slow()})
+    watch.tell(note := handled())
+    assert begun.wait(PATIENCE)
+    assert not watch.flush(0.01), "a thread has it in its hand"
+    go_on.set()
+    assert watch.flush(PATIENCE)
+    assert told.notes == [note]
+
+
+def test_what_one_outlet_hands_to_the_next_is_waited_for_to_the_last() -> None:
+    chain = [outlets.Outlet(f"link {number}") for number in range(5)]
+    done: list[int] = []
+
+    def hand_on(number: int) -> None:
+        done.append(number)
+        if number + 1 < len(chain):
+            chain[number + 1].put(lambda: hand_on(number + 1))
+
+    for _ in range(3):  # in whatever order they are looked at
+        done.clear()
+        chain[0].put(lambda: hand_on(0))
+        assert outlets.flush_all(PATIENCE)
+        assert done == list(range(5))
+
+
+def test_notes_of_threads_that_come_at_once_are_seen_to() -> None:
+    together = threading.Barrier(3)
+
+    class AtOnce(deque[Any]):
+        def append(self, item: object) -> None:
+            super().append(item)
+            together.wait(PATIENCE)
+
+    watch = Watch({}, {"counts": (counts := Counts())})
+    watch._many = AtOnce()
+    threads = [threading.Thread(target=watch.tell, args=[ran()]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert watch._catching_up.flush(PATIENCE)
+    assert len(counts.notes) == 3
+
+
+# publishers
+
+
+def test_a_publisher_that_nobody_watches_needs_no_thread_and_keeps_nothing() -> None:
+    class Elsewhere(Told):
+        def cares_for(self, kind: type[Note]) -> bool:
+            return kind is Stopped
+
+    watch = Watch({"elsewhere": Elsewhere()})
+    watch.begin(Publish([envelope()], 3)).end()
+    assert watch._catching_up._thread is None
+    assert not watch._many
+
+
+def test_a_note_that_cannot_be_kept_is_none_of_the_publishers_business() -> None:
+    watch = Watch({"told": (told := Told())})
+    odd: Any = object()
+    watch.begin(Publish([odd], 3)).end()
+    assert watch.flush(PATIENCE)
+    assert told.notes == []
+    assert watch.troubles()["told"] == (0, 1)

@@ -104,6 +104,44 @@ async def test_a_connection_to_a_server_that_takes_no_writes_is_not_kept(bench: 
     await session.drop()
 
 
+@pytest.mark.parametrize("for_handlers", [False, True])
+async def test_what_a_standby_does_not_even_read_is_waited_for_on_another_connection(
+    bench: Bench,
+    for_handlers: bool,  # noqa: FBT001  a case
+) -> None:
+    """The bell's leases are not logged."""
+    session = Session(bench.dsn, "spectral", timedelta(seconds=10), settings={}, for_handlers=for_handlers)
+    refuse = b"do $$ begin raise exception 'not during recovery' using errcode = '0A000'; end $$"
+    with pytest.raises(SubstrateLostError, match="0A000"):
+        await session.ask_script(refuse)
+    # What a handler's statements are refused for is not for the session to tell.
+    assert session.is_open == for_handlers
+    await session.drop()
+
+
+@pytest.mark.parametrize("for_handlers", [False, True])
+async def test_limits_and_rules_of_the_role_that_are_meant_for_others(
+    bench: Bench,
+    for_handlers: bool,  # noqa: FBT001  a case
+) -> None:
+    name = str(conninfo_to_dict(bench.dsn)["dbname"])
+    theirs = {
+        "idle_session_timeout": "90s",
+        "idle_in_transaction_session_timeout": "2min",
+        "default_transaction_isolation": "serializable",
+    }
+    for setting, value in theirs.items():
+        await bench.execute(f"alter database {name} set {setting} = '{value}'")
+    session = Session(bench.dsn, "spectral", timedelta(seconds=10), settings={}, for_handlers=for_handlers)
+    connection = await session.connection()
+    await connection.execute("reset all") if for_handlers else None
+    found = [
+        row[0] for setting in theirs for row in await (await connection.execute(f"show {setting}".encode())).fetchall()
+    ]
+    assert found == (["0", "2min", "serializable"] if for_handlers else ["0", "0", "read committed"])
+    await session.drop()
+
+
 async def test_a_silent_host_does_not_take_the_time_of_those_behind_it(
     bench: Bench, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 To tell OpenTelemetry of a duration takes longer than to handle a quick event, and there are several for each. What is
 counted for Prometheus takes a fiftieth of that, and is all that a collector is sent in the end: so it is kept the same
 way, and joins what the provider has collected on its way to the exporter. The least and the largest of a histogram,
-which the protocol leaves open, are not said.
+and exemplars, all of which the protocol leaves open, are not said.
 
 Only if the exporter wants histograms as we keep them: from the beginning, with the buckets they are described with.
 Else the provider is told of every duration, as one that the program has brought is.
@@ -55,9 +55,9 @@ def _takes_ours(exporter: MetricExporter) -> bool:
     """Whether it wants them from the beginning, and has said nothing else about their buckets."""
     temporality = (exporter._preferred_temporality or {}).get(Histogram, AggregationTemporality.CUMULATIVE)  # noqa: SLF001  by no public name
     aggregation: object = (exporter._preferred_aggregation or {}).get(Histogram)  # noqa: SLF001  as above
-    return temporality is AggregationTemporality.CUMULATIVE and (
-        aggregation is None or type(aggregation) in _AS_DESCRIBED
-    )
+    has_own_buckets = getattr(aggregation, "_boundaries", None) is not None
+    is_as_described = aggregation is None or (type(aggregation) in _AS_DESCRIBED and not has_own_buckets)
+    return temporality is AggregationTemporality.CUMULATIVE and is_as_described
 
 
 class ReadingProvider(MeterProvider):
@@ -103,11 +103,12 @@ class _Joining(MetricExporter):
         self._exporter.shutdown(timeout_millis, **kwargs)
 
     def _joined(self, collected: MetricsData) -> MetricsData:
-        kept = [metric for read, since in self.reads for metric in _metrics(read(), since)]
-        if not kept or not collected.resource_metrics:
+        try:
+            kept = [metric for read, since in self.reads for metric in _metrics(read(), since)]
+            first, *others = collected.resource_metrics
+            return replace(collected, resource_metrics=[_with(first, kept), *others]) if kept else collected
+        except Exception:  # noqa: BLE001  what the program counts itself is sent nevertheless
             return collected
-        first, *others = collected.resource_metrics
-        return replace(collected, resource_metrics=[_with(first, kept), *others])
 
 
 def _with(around: ResourceMetrics, kept: Sequence[Metric]) -> ResourceMetrics:

@@ -26,13 +26,12 @@ async def read_relaying(database: Database) -> Relaying | None:
     if not found:
         return None
     ((mode, alive),) = found
-    relays = relays_for(mode, await read_crews(database), alive)
-    if mode == Mode.POSTGRES:
-        return Relaying(mode, relays)
-    lanes = [lane for lane in await read_lanes(database) if lane.unsent]
-    return Relaying(
-        mode, relays, tuple(Unsent(lane.context, lane.generation, lane.unsent, lane.oldest_unsent) for lane in lanes)
-    )
+    crews = await read_crews(database)
+    relays = relays_for(mode, crews, alive)
+    ready = max((crew for crew in crews if crew.relays), key=lambda crew: crew.relays, default=None)
+    lanes = [] if mode == Mode.POSTGRES else [lane for lane in await read_lanes(database) if lane.unsent]
+    unsent = tuple(Unsent(lane.context, lane.generation, lane.unsent, lane.oldest_unsent) for lane in lanes)
+    return Relaying(mode, relays, unsent, None if ready is None else ready.broker)
 
 
 async def read_partitioning(database: Database) -> Partitioning | None:

@@ -172,12 +172,14 @@ class Relaying:
     """What workers are to take events from: `mode` is postgres, nats or redis.
 
     relays: those that are alive and send to that broker; all that are alive while the mode is postgres.
+    ready: the broker that most relays send to, if any is alive that says so.
     unsent: nothing is counted while the mode is postgres, for nothing has to be sent.
     """
 
     mode: str
     relays: int
     unsent: tuple[Unsent, ...] = ()
+    ready: str | None = None
 
     @property
     def is_on(self) -> bool:

@@ -99,8 +99,12 @@ class RelayState:
 
 
 def relays_for(broker: str, crews: Sequence[RelayCrew], relays: int) -> int:
-    """How many send to this broker; of Postgres, and where that is not known, all that are alive."""
-    return next((crew.relays for crew in crews if crew.broker == broker), relays)
+    """How many send to this broker; all that are alive, if that is Postgres or it is not known.
+
+    Those of an older release do not say to which they send: they are taken for those of the broker that is asked for.
+    """
+    unsaid = max(0, relays - sum(crew.relays for crew in crews))
+    return next((crew.relays + unsaid for crew in crews if crew.broker == broker), relays)
 
 
 async def read_crews(database: Database) -> tuple[RelayCrew, ...]:

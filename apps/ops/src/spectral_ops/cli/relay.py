@@ -16,7 +16,7 @@ from spectral_ops.cli.running import with_database
 
 if TYPE_CHECKING:
     from spectral.core.database import Database
-    from spectral.core.operations.relay import RelayLane, RelayState
+    from spectral.core.operations.relay import RelayCrew, RelayLane, RelayState
 
 relay = typer.Typer(
     help="A broker under the same handlers: send to it, see how it goes, switch to it and back.",
@@ -149,13 +149,19 @@ def _said(state: RelayState) -> str:
 
 
 def _alive(state: RelayState) -> str:
-    """Who runs; those for another broker than the one in use are named."""
+    """Who runs, and for which broker."""
     from spectral.core.operations.verdict_words import several  # noqa: PLC0415  as above
 
-    known = [(crew.relays, f"for {crew.broker}") for crew in state.crews if crew.relays and crew.broker != state.mode]
-    others = ", ".join(f"{relays:,} {what}" for relays, what in known)
+    others = ", ".join(f"{crew.relays:,} for {crew.broker}" for crew in state.crews if _counts(crew, state.mode))
     here = state.relays_for(state.mode)
-    said = f"{several(here, 'relay is', 'relays are') if here else 'no relay is'} alive"
-    if not others:
-        return said
-    return f"{said}: {others}" if state.mode == From.POSTGRES else f"{said}; beside it {others}"
+    if state.mode == From.POSTGRES:
+        said = f"{several(here, 'relay is', 'relays are') if here else 'no relay is'} alive"
+        return f"{said}: {others}" if others else said
+    for_it = f"for {state.mode}"
+    said = f"{several(here, f'relay {for_it} is', f'relays {for_it} are') if here else f'no relay {for_it} is'} alive"
+    return f"{said}, {others}" if others else said
+
+
+def _counts(crew: RelayCrew, mode: str) -> bool:
+    """Whether it is worth a word: for another broker than the one in use."""
+    return crew.relays > 0 and crew.broker != mode

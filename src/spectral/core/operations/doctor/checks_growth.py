@@ -140,5 +140,7 @@ def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
 
 def _next_step(snapshot: Snapshot) -> str:
     """To a broker: a relay that runs, then the switch."""
-    relays = snapshot.relaying.relays if snapshot.relaying is not None else 0
-    return "spectral relay switch nats" if relays else words.start_relay("nats")
+    relaying = snapshot.relaying
+    if relaying is None or not relaying.relays:
+        return words.start_relay("nats")
+    return f"spectral relay switch {relaying.ready or 'nats'}"

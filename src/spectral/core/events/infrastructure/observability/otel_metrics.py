@@ -99,6 +99,7 @@ class _Instruments:
             self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
         else:
             reads.read_distributions(self._counted.distributions)
+            self._counted.add([(metrics.LOOP_BLOCKED, (), 0)])  # where nothing was collected, nothing is sent
         self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
         self._bounded = BoundedLabels()
         self.unlock()
@@ -186,6 +187,7 @@ class _ReadAtOnce:
         self._lock = threading.Lock()
         self._read: Sequence[Sample] = ()
         self._read_at = float("-inf")
+        self._asked: set[Metric] = set()
 
     def of(self, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         """What an instrument calls."""
@@ -193,17 +195,20 @@ class _ReadAtOnce:
         def observations(_: CallbackOptions) -> Iterable[Observation]:
             return [
                 otel.Observation(sample.value, attributes_of(metric, sample.labels))
-                for sample in self._fresh()
+                for sample in self._fresh(metric)
                 if sample.metric is metric
             ]
 
         return observations
 
-    def _fresh(self) -> Sequence[Sample]:
+    def _fresh(self, metric: Metric) -> Sequence[Sample]:
         with self._lock:
-            if time.monotonic() - self._read_at > _READ_ANEW_AFTER:
+            # One that is asked for again belongs to another collection, such as the last one before the end.
+            if metric in self._asked or time.monotonic() - self._read_at > _READ_ANEW_AFTER:
                 self._read = self._samples()
                 self._read_at = time.monotonic()
+                self._asked.clear()
+            self._asked.add(metric)
             return self._read
 
 

@@ -27,6 +27,7 @@ Each time it wakes costs the worker as much as an event. A process that is kille
 _START_AGAIN: Final = 1.0
 """Seconds: a process that has no room for another thread now may have it later."""
 
+_LOOK_AGAIN: Final = 0.05  # seconds
 _LAST_WORDS: Final = 1.0
 _outlets: WeakSet[Outlet] = WeakSet()
 _threads: set[int] = set()
@@ -69,10 +70,15 @@ class Outlet:
         if self._thread is None:
             self._start_thread()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything so far has run."""
+        # In this order: the thread says that it runs before it takes anything.
+        return not self._queue and not self._is_running
+
     def flush(self, within: float = _LAST_WORDS) -> bool:
         """Wait until everything so far has run, but no longer than this; false if it has not."""
-        # In this order: the thread says that it runs before it takes anything.
-        if not self._queue and not self._is_running:
+        if self.is_idle:
             return True
         if threading.current_thread() is self._thread:
             return False  # it would wait for itself
@@ -80,9 +86,14 @@ class Outlet:
         self._queue.append(reached.set)
         self._hurry.set()
         self._filled.set()
-        if self._thread is None:
+        deadline = time.monotonic() + within
+        while self._thread is None:  # there was no room for one; there may be before the time is over
             self._start_thread()
-        return reached.wait(within)
+            if reached.wait(min(_LOOK_AGAIN, max(0.0, deadline - time.monotonic()))):
+                return True
+            if time.monotonic() >= deadline:
+                break
+        return reached.wait(max(0.0, deadline - time.monotonic()))
 
     def _start_thread(self) -> None:
         """Start it, or try again later: what waits, waits."""
@@ -126,9 +137,12 @@ def _after_fork() -> None:
 def flush_all(within: float = _LAST_WORDS) -> bool:
     """Have what was told last written, unless whatever is behind it hangs; false if something does."""
     deadline = time.monotonic() + within
-    # Twice: what one outlet runs may put something into another.
-    flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for _ in range(2) for outlet in list(_outlets)]
-    return all(flushed)
+    while True:
+        outlets = list(_outlets)
+        flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in outlets]
+        # Again, for what one outlet runs may put something into another, and that into a third.
+        if not all(flushed) or all(outlet.is_idle for outlet in outlets):
+            return all(flushed)
 
 
 def flush_first() -> None:

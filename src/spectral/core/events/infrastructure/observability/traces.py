@@ -85,7 +85,7 @@ class TracerSource:
         self.follows_its_parent = False
         """Whether it is known that no span is recorded whose parent, in another process, is not."""
         self.start_lean: StartsLean | None = None
-        """Begins spans of handlers with less effort, if the tracer is one that can."""
+        """Begins spans with less effort, if the tracer is one that can."""
 
     def tracer(self, *, look: bool = False) -> Tracer | None:
         """None until there is a provider; from then on always the same, for a provider is set once.

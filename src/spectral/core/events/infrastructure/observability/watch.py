@@ -47,7 +47,6 @@ _REST: Final = 30.0
 """Seconds. Spans are begun in the flow, by whatever the program has hung into its provider: if that took so long so
 often, no span is begun for a while. The first one after it is on trial."""
 
-_FEW: Final = 2  # one, but another thread may have added one by the time they are counted
 _MANY: Final = 128
 """So many notes of events that go well wait at most to be told: of each there are two."""
 
@@ -92,6 +91,7 @@ class Watch:
         self._long_starts = 0
         self._trace_again_at = 0.0
         self._many: deque[tuple[Note, float, Closing | None]] = deque()
+        self._is_seen_to = False
         self._catching_up = Outlet("many")
         _watches.add(self)
 
@@ -109,31 +109,42 @@ class Watch:
         elif isinstance(note, Published):
             # A log that publishes what it is told would be told of that, and so on for ever.
             well, is_slim = note.failure is None and not is_in_outlet(), False
+            if well and span is None and not any(self._who_cares(Published)):
+                return  # most programs that publish have nobody who watches, and want no thread for it
         else:
             well, is_slim = isinstance(note, SettlementWritten | Claimed), True
         if well:
-            self._many.append((note if is_slim else slim(note), time.time(), span))
-            if not _FEW < len(self._many) < _MANY:
-                self._see_to_them()
+            self._wait(note, span, is_slim=is_slim)
             return
         if self._many:
             self.catch_up()
         self._tell(note, time.time(), hand_out=not is_in_outlet())  # as above
 
+    def _wait(self, note: Note, span: Closing | None, *, is_slim: bool) -> None:
+        """Have it told with others, soon or when there is enough of them."""
+        try:
+            kept = note if is_slim else slim(note)
+        except _RAISED:  # as below
+            for reader in self._slow:
+                self._raised[reader.outlet.name] += 1
+            return
+        self._many.append((kept, time.time(), span))
+        # After the note is there: whoever catches up says first that nothing is seen to, and then looks.
+        if not self._is_seen_to:
+            self._is_seen_to = True
+            self._catching_up.put(self.catch_up)
+        elif len(self._many) >= _MANY:
+            self.catch_up()
+
     def forget(self) -> None:
         """What waits to be told, in the child of a fork: the parent tells it."""
         self._many.clear()
-
-    def _see_to_them(self) -> None:
-        """There is a first one now, or enough of them."""
-        if len(self._many) >= _MANY:
-            self.catch_up()
-        else:
-            self._catching_up.put(self.catch_up)
+        self._is_seen_to = False
 
     def catch_up(self) -> None:
         """Tell of what has gathered."""
         many = self._many
+        self._is_seen_to = False
         with suppress(IndexError):  # another thread may be at it
             while True:
                 note, at, span = many.popleft()
@@ -148,10 +159,7 @@ class Watch:
             self._raised["traces"] += 1
 
     def _tell(self, note: Note, at: float, *, hand_out: bool = True) -> None:
-        kind = type(note)
-        caring = self._caring.get(kind)
-        if caring is None or time.monotonic() >= self._ask_again_at:
-            caring = self._ask(kind)
+        caring = self._who_cares(type(note))
         for name, tell, tell_at in caring.quick:
             try:
                 tell(note) if tell_at is None else tell_at(note, at)
@@ -172,6 +180,11 @@ class Watch:
                     outlet.put(told if within is None else partial(within.copy().run, told))
             except _RAISED:  # as above
                 self._raised[outlet.name] += 1
+
+    def _who_cares(self, kind: type[Note]) -> _Caring:
+        """As it was a second ago at most."""
+        caring = self._caring.get(kind)
+        return self._ask(kind) if caring is None or time.monotonic() >= self._ask_again_at else caring
 
     def _ask(self, kind: type[Note]) -> _Caring:
         """Who cares for notes of a kind; whoever cannot say does not."""
@@ -234,9 +247,12 @@ class Watch:
 
     def flush(self, within: float) -> bool:
         """Have everything told that can be, within this time; false if something is left."""
-        self.catch_up()
         deadline = time.monotonic() + within
-        flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in self._outlets()]
+        self.catch_up()
+        # First that: its thread may have a note in its hand.
+        flushed = [
+            outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in (self._catching_up, *self._outlets())
+        ]
         return all(flushed)
 
     def _outlets(self) -> list[Outlet]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spectral.core.events.broker_settings import BrokerKind
 
 _BE_COUNTED: Final = b"""
-select pg_advisory_lock_shared(core.relay_lock_key()), pg_advisory_lock_shared(core.relay_lock_key(%s))
+select pg_advisory_lock_shared(core.relay_lock_key()), pg_advisory_lock_shared(core.relay_crew_key(%s))
 """
 
 

@@ -49,6 +49,13 @@ _SERVER_KEEPALIVES: Final = {
 _STYLES: Final = {"datestyle": "ISO", "intervalstyle": "postgres"}
 """What our answers are read by, whatever the role or the database prefers; handlers' own are as they prefer."""
 
+_LASTING: Final = {"idle_session_timeout": "0"}
+"""A session of ours waits for hours: a limit that is meant for others would end it again and again."""
+
+_OUR_RULES: Final = {"default_transaction_isolation": "read committed", "idle_in_transaction_session_timeout": "0"}
+"""What our statements are made for: in a stricter isolation, workers that share the work would refuse each other's
+claims. In a handler's transaction the role's own rules hold."""
+
 _PASSING_CLASSES: Final = frozenset({"08", "53", "57", "58"})
 """Connections, resources, an operator's intervention, the system below."""
 
@@ -56,6 +63,9 @@ _CONTENTION: Final = frozenset({"55P03", "40P01", "40001", "57014"})
 """Lock timeout, deadlock, serialization failure, and a statement that somebody or a timeout has ended."""
 
 _READ_ONLY: Final = "25006"
+_NOT_ON_A_STANDBY: Final = "0A000"
+"""A standby refuses to write; and even to look at a table that is not logged, such as the bell's leases."""
+
 _LINE_ERRORS: Final = (psycopg.OperationalError, psycopg.InterfaceError)
 _CLOSE_WITHIN: Final = 3.0
 _SECOND_LOOK: Final = 0.1
@@ -94,7 +104,7 @@ class Session:
         self._application = application[:63]
         self._answer = answer.total_seconds()
         self._hosts = _hosts(dsn)
-        wanted = _SERVER_KEEPALIVES | ({} if for_handlers else _STYLES) | dict(settings)
+        wanted = _SERVER_KEEPALIVES | _LASTING | ({} if for_handlers else _STYLES | _OUR_RULES) | dict(settings)
         values = (sql.SQL("set_config({}, {}, false)").format(name, value) for name, value in wanted.items())
         self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
         self._autocommit = not for_handlers
@@ -253,7 +263,8 @@ class Session:
         elif connection.closed or (error.sqlstate is None and isinstance(error, _LINE_ERRORS)):
             self._give_up(None)
         else:
-            if error.sqlstate == _READ_ONLY:  # a standby: the next connection may lead to the primary
+            # A standby: the next connection may lead to the primary. What a handler has done is not for us to tell.
+            if error.sqlstate == _READ_ONLY or (error.sqlstate == _NOT_ON_A_STANDBY and self._autocommit):
                 self._give_up(None)
             return error
         return SubstrateLostError(describe(error))
@@ -289,7 +300,8 @@ def _with_defaults(dsn: str, settings: Mapping[str, str]) -> str | None:
 def _passing(error: psycopg.Error) -> Exception:
     """The loss it amounts to, if it may pass; itself, if it is nothing that is known to happen."""
     explain(error)
-    return SubstrateLostError(describe(error)) if passes(error) or is_contention(error) else error
+    may_pass = passes(error) or is_contention(error) or error.sqlstate == _NOT_ON_A_STANDBY
+    return SubstrateLostError(describe(error)) if may_pass else error
 
 
 def explain(error: psycopg.Error) -> None:
