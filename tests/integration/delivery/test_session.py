@@ -13,10 +13,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spectral.core.database import connect
 from spectral.core.embedded import PostgresServer
-from spectral.core.events import ConfigurationError, Consumer, Transaction
+from spectral.core.events import ConfigurationError, Consumer, Transaction, WorkerSettings
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import session as module
 from spectral.core.events.infrastructure.postgres.session import Session
+from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 from spectral.core.operations.events import list_events
 from spectral.core.operations.events_filter import EventFilter
@@ -119,6 +120,38 @@ async def test_what_a_standby_does_not_even_read_is_waited_for_on_another_connec
     await session.drop()
 
 
+async def test_silence_towards_one_session_makes_those_doubtful_that_were_answered_before(bench: Bench) -> None:
+    dsn = make_conninfo(bench.dsn, application_name="a server that goes silent")
+    one, other, later = (Session(dsn, "spectral", timedelta(seconds=0.5), settings={}) for _ in range(3))
+    await other.script(b"select 1")
+    for silent in (one.script(b"select pg_sleep(30)"), one.ask(lambda each: each.execute(b"select pg_sleep(30)"))):
+        with pytest.raises(SubstrateLostError, match="no answer within"):
+            await silent
+        await later.script(b"select 1")
+        # The first has no connection any more, the last was answered since.
+        assert [each.is_doubtful for each in (one, other, later)] == [False, True, False]
+        await other.script(b"select 1")  # it is answered after all
+        assert [each.is_doubtful for each in (one, other, later)] == [False, False, False]
+    for session in (one, other, later):
+        await session.drop()
+
+
+async def test_a_doubtful_connection_settles_nothing(bench: Bench) -> None:
+    settlements = PostgresSettlements(bench.dsn, WorkerSettings(generation=1, name="tester"))
+    await settlements.settle([])
+    await settlements._session.script(b"select 1")
+    before = await settlements._session.connection()
+    silent = Session(bench.dsn, "spectral", timedelta(seconds=0.5), settings={})
+    with pytest.raises(SubstrateLostError):
+        await silent.script(b"select pg_sleep(30)")
+    await settlements.settle([])
+    await settlements._session.script(b"select 1")
+    assert before.closed
+    assert await settlements._session.connection() is not before
+    await settlements.close()
+    await silent.drop()
+
+
 @pytest.mark.parametrize("for_handlers", [False, True])
 async def test_limits_and_rules_of_the_role_that_are_meant_for_others(
     bench: Bench,
@@ -154,7 +187,17 @@ async def test_a_silent_host_does_not_take_the_time_of_those_behind_it(
         session = Session(dsn, "spectral", timedelta(seconds=2), settings={})
         connection = await session.connection()
         assert connection.info.port == int(str(given["port"]))
-        await session.drop()
+        silent.accept()[0].close()
+        # From then on the one that has answered is asked first, by whichever session.
+        other = Session(dsn, "spectral", timedelta(seconds=2), settings={})
+        for each in (session, other):
+            await each.drop()
+            connection = await each.connection()
+            assert connection.info.port == int(str(given["port"]))
+            await each.drop()
+        silent.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 async def test_a_login_that_has_worked_is_waited_for_when_it_is_refused(bench: Bench, postgres: PostgresServer) -> None:
@@ -199,3 +242,27 @@ async def test_a_database_that_prefers_other_dates_is_worked_with_all_the_same(
     assert await bench.statuses() == {"delivered": 3, "pending": 1}
     async with connect(bench.dsn, "tests") as database:
         assert len((await list_events(database, EventFilter(), limit=10)).items) == 4
+
+
+@pytest.mark.parametrize(
+    ("dsn", "led_to", "wanted"),
+    [
+        ("host=a,b port=1,2", ("b", 2), "host=b,a port=2,1"),
+        ("host=a,b,c port=1", ("c", 1), "host=c,a,b port=1,1,1"),
+        ("host=a,b", ("b", 5432), "host=b,a port=5432,5432"),
+        ("host=a,a port=1,2", ("a", 2), "host=a,a port=2,1"),
+        ("host=a,b port=1,2", ("c", 2), None),
+        ("host=a,b port=1,2", None, None),
+        ("host=a,b port=1,2 hostaddr=127.0.0.1,127.0.0.2", ("b", 2), None),
+        ("host=a,b port=1,2 load_balance_hosts=random", ("b", 2), None),
+    ],
+)
+def test_the_host_that_answered_last_comes_first(
+    dsn: str, led_to: tuple[str, int] | None, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PGHOST", "PGPORT", "PGHOSTADDR", "PGLOADBALANCEHOSTS"):
+        monkeypatch.delenv(name, raising=False)
+    writes = f"{dsn} target_session_attrs=read-write"
+    wanted = f"{wanted or dsn} target_session_attrs=read-write"
+    assert conninfo_to_dict(module._first(writes, led_to)) == conninfo_to_dict(wanted)
+    assert module._first(dsn, led_to) == dsn, "it may be a standby by now"

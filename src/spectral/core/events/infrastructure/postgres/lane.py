@@ -265,7 +265,8 @@ class PostgresLane:
         connection = self._connection
         if connection is None:
             return
-        if self._is_worn or connection.info.transaction_status is not TransactionStatus.IDLE:
+        is_idle = connection.info.transaction_status is TransactionStatus.IDLE
+        if self._is_worn or not is_idle or self._session.is_doubtful:
             await self.drop()
 
     def _require_own_connection(self) -> None:

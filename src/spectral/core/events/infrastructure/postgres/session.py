@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -83,6 +84,12 @@ _REMEDIES: Final = {
 _WORKED: Final = set[int]()
 """Connection strings that led somewhere once, in this process; not the strings themselves, which hold passwords."""
 
+_SILENT_AT: Final = dict[int, float]()
+"""When a server last owed a session of this process its answer, by connection string, as above."""
+
+_LED_TO: Final = dict[int, tuple[str, int]]()
+"""Of several hosts the one, and its port, that a session of this process was last led to; as above."""
+
 
 class Session:
     """A connection that comes back. One caller at a time.
@@ -112,6 +119,7 @@ class Session:
         self._defaults = _with_defaults(dsn, wanted) if for_handlers else None
         self._defaults_refused = 0
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._answered_at = 0.0
         self._closing: set[asyncio.Task[None]] = set()
         self.refused_at = 0  # which statement of a script the server refused, when it last did
 
@@ -119,6 +127,15 @@ class Session:
     def is_open(self) -> bool:
         """Whether there is a connection that is not known to be lost."""
         return self._connection is not None and not self._connection.closed
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the server has owed another session its answer since it last answered this one.
+
+        It may be gone without a word, as a machine is that was failed over from: then each session would have to wait
+        in vain to find out. One that has nothing to lose had better be opened anew.
+        """
+        return self._connection is not None and self._answered_at < _SILENT_AT.get(hash(self._dsn), 0.0)
 
     async def connection(self) -> psycopg.AsyncConnection[Any]:
         """The connection, opened if it is not.
@@ -130,6 +147,9 @@ class Session:
         if self._connection is None or self._connection.closed:
             self._connection = await self._within(self._open(), None, self._answer * self._hosts)
             _WORKED.add(hash(self._dsn))
+            if self._hosts > 1:
+                _LED_TO[hash(self._dsn)] = (self._connection.info.host, self._connection.info.port)
+            self._answered_at = time.monotonic()
         return self._connection
 
     async def call(self, work: Callable[[psycopg.AsyncConnection[Any]], Awaitable[T]]) -> T:
@@ -153,9 +173,10 @@ class Session:
         if connection is None or connection.closed:
             connection = await self.connection()
         try:
-            return await run_script(connection, statements, self._answer)
+            answers = await run_script(connection, statements, self._answer)
         except TimeoutError:
             self._give_up(None)
+            _SILENT_AT[hash(self._dsn)] = time.monotonic()
             raise SubstrateLostError(f"no answer within {self._answer:g} s") from None
         except asyncio.CancelledError:
             self._give_up(None)
@@ -165,6 +186,8 @@ class Session:
             raise self._judge(refused.error, connection) from None
         except psycopg.Error as error:
             raise self._judge(error, connection) from None
+        self._answered_at = time.monotonic()
+        return answers
 
     async def ask_script(self, *statements: Statement) -> list[PGresult]:
         """`script`, for what the server has no reason to refuse but for reasons that pass; see `ask`."""
@@ -194,7 +217,7 @@ class Session:
 
     async def _open(self) -> psycopg.AsyncConnection[Any]:
         parameters = conninfo.make_conninfo(
-            self._dsn,
+            self._dsn if self._hosts == 1 else _first(self._dsn, _LED_TO.get(hash(self._dsn))),
             **_KEEPALIVES,
             **self._patience_with_each_host(),
             application_name=self._application,
@@ -248,11 +271,15 @@ class Session:
             raise
         if not done:
             self._give_up(task)
+            if connection is not None:
+                _SILENT_AT[hash(self._dsn)] = time.monotonic()
             raise SubstrateLostError(f"no answer within {limit:g} s")
         try:
-            return task.result()
+            answer = task.result()
         except psycopg.Error as error:
             raise self._judge(error, connection) from None
+        self._answered_at = time.monotonic()
+        return answer
 
     def _judge(self, error: psycopg.Error, connection: psycopg.AsyncConnection[Any] | None) -> Exception:
         """What a driver's error is: the loss of the connection, or the server's refusal."""
@@ -287,6 +314,27 @@ def _hosts(dsn: str) -> int:
     """How many are tried, one after the other."""
     given = _given(dsn)
     return (given.get("hostaddr") or given.get("host") or "").count(",") + 1
+
+
+def _first(dsn: str, led_to: tuple[str, int] | None) -> str:
+    """With the host that it last led to before the others, so that one that is silent is not waited for each time.
+
+    Only if the client library sees to it that it takes writes: else the first may be a standby by now, for ever.
+    """
+    given = _given(dsn)
+    hosts = (given.get("host") or "").split(",")
+    ports = (given.get("port") or "").split(",")
+    is_fixed = given.get("hostaddr") or given.get("load_balance_hosts", "disable") != "disable"
+    if led_to is None or is_fixed or given.get("target_session_attrs") not in {"read-write", "primary"}:
+        return dsn
+    places = list(zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False))
+    found = [place for place in places if place[0] == led_to[0] and place[1] in (str(led_to[1]), "")]
+    if len(places) != len(hosts) or not found:
+        return dsn
+    ordered = found[:1] + [place for place in places if place is not found[0]]
+    return conninfo.make_conninfo(
+        dsn, host=",".join(host for host, _ in ordered), port=",".join(port for _, port in ordered)
+    )
 
 
 def _with_defaults(dsn: str, settings: Mapping[str, str]) -> str | None:

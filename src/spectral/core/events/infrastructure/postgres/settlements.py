@@ -30,6 +30,8 @@ class PostgresSettlements:
 
     async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
         """See `Settlements`."""
+        if self._session.is_doubtful:
+            await self._session.drop()
         try:
             return standing(conclusions, await self._session.script(*statements(conclusions)))
         except psycopg.Error as error:
