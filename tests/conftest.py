@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 
 from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOptions, database_of, postgres_from
 from spectral.core.events import PublishSettings
@@ -17,6 +18,10 @@ from spectral.core.events.delivery.publish import Publishing
 from spectral.core.migrations import discover, up
 from tests.layout import is_plain_only, partition
 from tests.memory import copy_of, running
+
+# On a loaded machine an example may take any time, which says nothing about what is tested.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 # Named by what is in it: a server that outlives the run must not hand out yesterday's schema.
 _CHECKSUMS = "".join(migration.checksum for migration in discover())
