@@ -168,7 +168,8 @@ def test_the_time_goes_on_within_a_second_and_beyond(monkeypatch: pytest.MonkeyP
     seconds = 1_700_000_000
     for moment in (seconds, seconds + 0.75, seconds + 1.5):
         LogTool(WHO, "me").tell(finished(Handled()), moment)
-    assert [line["timestamp"] for line in documents(stream)] == [
+    # What a test before this one has published may be told by now.
+    assert [line["timestamp"] for line in documents(stream) if line["event"] == "handled"] == [
         "2023-11-14T22:13:20.000000Z",
         "2023-11-14T22:13:20.750000Z",
         "2023-11-14T22:13:21.500000Z",
