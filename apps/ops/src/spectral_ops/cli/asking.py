@@ -26,9 +26,9 @@ def confirm(what: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfirmationNeededError(f"{what}: not done, nobody is there to ask; say it with --yes")
-    # Not typer's own question: it writes a blank to stdout, where only data belongs.
-    typer.echo(f"{plain(what)}? [y/N] ", err=True, nl=False)
-    with _interruptible():
+    with _interruptible():  # before it is asked: whoever sees the question may say no at once
+        # Not typer's own question: it writes a blank to stdout, where only data belongs.
+        typer.echo(f"{plain(what)}? [y/N] ", err=True, nl=False)
         answer = sys.stdin.readline()
     if answer.strip().lower() not in {"y", "yes"}:
         raise ConfirmationNeededError("not done")
