@@ -116,6 +116,16 @@ GROWTH_TROUBLES: dict[str, Trouble] = {
         "0.7 s over the last week",
         "spectral relay switch nats",
     ),
+    "slow, and a relay for the other broker runs": (
+        replace(
+            seen(relaying=Relaying("postgres", relays=1, ready="redis")),
+            latency=Latency(5000, timedelta(milliseconds=700)),
+        ),
+        "growth_relay",
+        Level.NOTICE,
+        "0.7 s over the last week",
+        "spectral relay switch redis",
+    ),
     "interrupted partitioning": (
         seen(partitioning=Partitioning(enabled=False, unfinished=True)),
         "partitions_unfinished",
