@@ -50,6 +50,7 @@ class _Entry:
     alone = False
     lost = False
     disconnections = 0
+    conflicts = 0
     renewed = False
     done: tuple[str, ...] = ()
     traceparent: str | None = None
@@ -169,6 +170,14 @@ class Desk:
             return 0
         entry.disconnections += 1
         return entry.disconnections
+
+    def count_conflict(self, delivery: Delivery) -> int:
+        """Its transaction was refused because of others'; answers how often by now."""
+        entry = self._entries.get(id(delivery))
+        if entry is None:
+            return 0
+        entry.conflicts += 1
+        return entry.conflicts
 
     def may_renew_for(self, delivery: Delivery) -> bool:
         """Whether its handler may be run once more on a new connection, for the first time: then never again."""

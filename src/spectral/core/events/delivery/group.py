@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import Lane
 
-_CONTENTION: Final = frozenset({"40P01", "40001", "55P03"})
+_NOT_SERIALIZABLE: Final = "40001"
+"""Somebody was quicker: Postgres asks for the whole transaction to be run again, and then it may well stand."""
+
+_CONTENTION: Final = frozenset({"40P01", _NOT_SERIALIZABLE, "55P03"})
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
 
 _OUTDATED: Final = frozenset({"0A000", "26000"})
@@ -29,6 +32,9 @@ _LONG_ELSEWHERE: Final = 0.02
 
 DISCONNECTIONS: Final = 3
 """So often the database is to blame, and not the row under which the connection was lost."""
+
+CONFLICTS: Final = 5
+"""So often others are to blame for a transaction that cannot be committed beside theirs, and not the row."""
 
 
 @dataclass(slots=True)
@@ -84,7 +90,7 @@ async def run_in_transaction(
 
     Raises:
         VoidedError: nothing of the group can be kept.
-        RunAloneError: somebody before it in the transaction may be why it failed.
+        RunAloneError: somebody before it in the transaction, or beside it, may be why it failed.
         TakenBackError: the connection may be why it failed.
         SubstrateLostError: the connection is lost.
     """
@@ -115,9 +121,22 @@ async def run_in_transaction(
         if desk.count_disconnection(delivery) < DISCONNECTIONS:
             raise
         raise VoidedError(handler, error or lost) from None
-    if group.conclusions and sqlstate_of(error) in _CONTENTION:
-        raise RunAloneError
+    _require_own_doing(desk, group, delivery, error)
     return error
+
+
+def _require_own_doing(desk: Desk, group: Group, delivery: Delivery, error: BaseException) -> None:
+    """Raise that it is to be run alone if others may be why it failed, and it has been undone."""
+    state = sqlstate_of(error)
+    if group.conclusions and state in _CONTENTION:
+        raise RunAloneError
+    if state == _NOT_SERIALIZABLE and desk.count_conflict(delivery) <= CONFLICTS:
+        raise RunAloneError
+
+
+def is_contended(error: BaseException) -> bool:
+    """Whether somebody else was in the way."""
+    return sqlstate_of(error) in _CONTENTION
 
 
 def _require_own_failure(

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Final
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.dispatch import conclude, run, used_up
 from spectral.core.events.delivery.group import (
+    CONFLICTS,
     DISCONNECTIONS,
     Group,
     RunAloneError,
     TakenBackError,
     VoidedError,
+    is_contended,
     run_in_transaction,
 )
 from spectral.core.events.delivery.together import Together
@@ -247,7 +249,10 @@ class LaneLoop:
         self._desk.settled_together(group.conclusions, stood)
 
     def _divide(self, group: Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
-        """A commit was refused: of one row, that is its failure; of several, each has to try alone."""
+        """A commit was refused: of one row, that is its failure; of several, each has to try alone.
+
+        If others were in the way, as they are where transactions are serializable, it is nobody's failure.
+        """
         if group.together:
             for conclusion in group.conclusions:
                 for name in conclusion.ran:
@@ -260,7 +265,11 @@ class LaneLoop:
             rows.extendleft(reversed(group.deliveries()))
             return
         (conclusion,) = group.conclusions
-        if conclusion.ran:
+        contended = is_contended(refusal.__cause__ or refusal)
+        if contended and self._desk.count_conflict(conclusion.delivery) <= CONFLICTS:
+            self._desk.isolate(conclusion.delivery)
+            rows.appendleft(conclusion.delivery)
+        elif conclusion.ran:
             self._fail(conclusion.delivery, refusal.__cause__ or refusal)
         else:
             # No handler of it ran, so it is none's failure, and what became of it needs no transaction of the lane's.
