@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.probe import SubstrateLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
+    from collections.abc import Callable, Collection, Coroutine
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Lease
@@ -31,6 +32,7 @@ _LONGEST_PAUSE: Final = timedelta(seconds=2)
 _RENEWALS_PER_LEASE: Final = 4
 _UNHANDLED_EVERY: Final = 60.0
 _MENDED_EVERY: Final = 3  # reaps: still within the time of a safety poll
+_END_WITHIN: Final = 2.0  # seconds
 
 
 class KeepLoop:
@@ -83,7 +85,7 @@ class KeepLoop:
         # Well within the grace: a worker that is out of sight for a moment keeps what it renewed before.
         renew = min(times.grace, times.lease / _RENEWALS_PER_LEASE).total_seconds() / 2
         unhandled = min(_UNHANDLED_EVERY, times.unhandled_after.total_seconds())
-        chores: dict[Callable[[], Awaitable[None]], float] = {
+        chores: dict[Callable[[], Coroutine[None, None, None]], float] = {
             self._renew: renew,
             self._reap: times.reap.total_seconds(),
             self._mend_bell: _MENDED_EVERY * times.reap.total_seconds(),
@@ -97,7 +99,7 @@ class KeepLoop:
             await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
             for chore, every in chores.items():
                 if time.monotonic() >= due[chore]:
-                    await chore()
+                    await _to_its_end(chore())
                     due[chore] = time.monotonic() + every
 
     async def _renew(self) -> None:
@@ -131,3 +133,15 @@ class KeepLoop:
         for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
             while note := await self._keeper.fail_unhandled(context):
                 self._desk.probe.tell(note)
+
+
+async def _to_its_end(chore: Coroutine[None, None, None]) -> None:
+    """Do it; if cancelled meanwhile, soon: rows that were failed and are not told of nobody else will tell of."""
+    task = asyncio.create_task(chore)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with suppress(SubstrateLostError, TimeoutError):
+            async with asyncio.timeout(_END_WITHIN):
+                await task
+        raise

@@ -1,0 +1,91 @@
+"""The keeper's chores: one that is under way when the worker stops is told of, or given up soon."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import cast
+from uuid import uuid4
+
+import pytest
+
+from spectral.core.events import WorkerSettings, WorkerTimes
+from spectral.core.events.delivery import keep
+from spectral.core.events.delivery.desk import Desk, LoggerFor
+from spectral.core.events.delivery.keep import KeepLoop
+from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.ports import Keeper
+from spectral.core.events.probe import Note, NoteTaker, Unhandled
+from spectral.core.events.routes import Line, Routes
+
+FAILED = Unhandled("platform", [(uuid4(), "worlds.scan.forgotten")])
+
+
+class Stage(NoteTaker):
+    """A keeper that has failed a row, and a loop that is about to hear of it."""
+
+    def __init__(self) -> None:
+        self.told: list[Note] = []
+        self.committed = asyncio.Event()
+        self.answered = asyncio.Event()
+        self.loses_the_answer = False
+        self.is_closed = False
+        settings = WorkerSettings(generation=1, times=WorkerTimes(unhandled_after=timedelta(milliseconds=1)))
+        routes = Routes((Line("platform", ("worlds.scan.completed",), ("platform.handler",), transactional=False),), {})
+        desk = Desk(settings, routes, self, cast("LoggerFor", None), lambda: 0.5)
+        loop = KeepLoop(cast("Keeper", self), desk, lambda: None, lambda _: None)
+        self.keeping = asyncio.create_task(loop.run())
+
+    def tell(self, note: Note) -> None:
+        self.told.append(note)
+
+    async def open(self) -> None:
+        """As a keeper does."""
+
+    async def fail_unhandled(self, _context: str) -> Unhandled | None:
+        if self.committed.is_set():
+            return None
+        self.committed.set()
+        await self.answered.wait()
+        if self.loses_the_answer:
+            raise SubstrateLostError("gone")
+        return FAILED
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    async def stop(self) -> None:
+        """Cancel it in the middle of a chore."""
+        await self.committed.wait()
+        self.keeping.cancel()
+        await asyncio.sleep(0)
+
+    async def ends(self) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await self.keeping
+        assert self.is_closed
+
+
+async def test_rows_that_were_failed_as_the_worker_stopped_are_told_of() -> None:
+    stage = Stage()
+    await stage.stop()
+    stage.answered.set()
+    await stage.ends()
+    assert stage.told == [FAILED]
+
+
+async def test_an_answer_that_does_not_come_keeps_no_worker_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "_END_WITHIN", 0.01)
+    stage = Stage()
+    await stage.stop()
+    await stage.ends()
+    assert stage.told == []
+
+
+async def test_a_connection_that_is_lost_then_does_not_either() -> None:
+    stage = Stage()
+    stage.loses_the_answer = True
+    await stage.stop()
+    stage.answered.set()
+    await stage.ends()
+    assert stage.told == []
