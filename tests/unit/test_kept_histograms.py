@@ -219,3 +219,17 @@ def test_what_was_counted_last_is_sent_with_the_last_durations(monkeypatch: pyte
         for point in metric.sum.data_points
     ]
     assert sums == [1, 2]
+
+
+@pytest.mark.parametrize(("reads", "only_counts"), [(True, True), (False, False)])
+def test_a_provider_that_is_told_of_nothing_needs_no_outlet(
+    reads: bool,  # noqa: FBT001  a case
+    only_counts: bool,  # noqa: FBT001  as above
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tool = OpenTelemetryMetrics()
+    assert not tool.only_counts, "nobody has set a provider"
+    provider = provider_for([Kept()], RESOURCE) if reads else by_the_sdk(Kept())
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: provider)
+    assert tool.only_counts is only_counts
+    provider.shutdown()

@@ -335,3 +335,43 @@ def test_there_is_nothing_to_wait_for_where_a_probe_tells_nobody() -> None:
     settings = PublishSettings(generation=1)
     assert Publishing(settings, lambda: None).flush(0)
     assert Publishing(settings, lambda: None, Plain()).flush(0)
+
+
+# tools that only count
+
+
+class Counts(Told):
+    """One that says so, or cannot say."""
+
+    def __init__(self, *, says: Callable[[], object]) -> None:
+        super().__init__(lambda: self.threads.append(threading.current_thread()))
+        self.threads: list[threading.Thread] = []
+        self._says = says
+
+    @property
+    def only_counts(self) -> object:
+        return self._says()
+
+
+def test_a_tool_that_only_counts_is_told_where_it_happens() -> None:
+    tool = Counts(says=lambda: True)
+    watch = Watch({"counts": tool})
+    watch.tell(Stopped())
+    assert (tool.notes, tool.threads) == ([Stopped()], [threading.current_thread()])
+
+
+@pytest.mark.parametrize("says", [lambda: False, fail, lambda: "perhaps"])
+def test_one_that_does_not_say_so_is_told_by_its_outlet(says: Callable[[], object]) -> None:
+    tool = Counts(says=says)
+    watch = Watch({"counts": tool})
+    watch.tell(Stopped())
+    assert watch.flush(PATIENCE)
+    assert [thread.name for thread in tool.threads] == ["spectral-counts"]
+
+
+def test_one_that_raises_is_counted_under_its_name() -> None:
+    tool = Counts(says=lambda: True)
+    tool._act = fail
+    watch = Watch({"counts": tool})
+    watch.tell(Stopped())
+    assert watch.troubles()["counts"] == (0, 1)

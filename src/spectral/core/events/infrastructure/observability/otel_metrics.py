@@ -55,7 +55,7 @@ class ReadsDistributions(Protocol):
 
 
 class OpenTelemetryMetrics:
-    """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does.
+    """Implements `Tool`; belongs behind an outlet, because nobody knows what a meter does, unless it is told nothing.
 
     All of them in a process count together, for a provider reads an instrument once, whoever has made it.
     """
@@ -67,6 +67,12 @@ class OpenTelemetryMetrics:
     def cares_for(self, kind: type[Note]) -> bool:  # noqa: ARG002  for every kind, or for none
         """Whether somebody has set a meter provider by now."""
         return self._look() is not None
+
+    @property
+    def only_counts(self) -> bool:
+        """See `Tool`."""
+        instruments = self._look()
+        return instruments is not None and instruments.only_count
 
     def tell(self, note: Note, at: float | None = None) -> None:  # noqa: ARG002  meters keep their own time
         """Record it, if somebody has set a meter provider by now."""
@@ -112,9 +118,14 @@ class _Instruments:
         """With a lock that nobody holds, see `Recorder`."""
         self._lock = threading.Lock()
 
+    @property
+    def only_count(self) -> bool:
+        """Whether the provider reads all of it, and is told of nothing."""
+        return not self._durations
+
     def tell(self, note: Note) -> None:
         """Record it."""
-        if not self._durations:
+        if self.only_count:
             self._counted.tell(note)
             return
         counted: list[Measure] = []

@@ -26,7 +26,8 @@ class Tool(Protocol):
     """Takes notes in its own time.
 
     It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
-    each note of a kind it cares for, so it must be quick; what it does not want is not queued.
+    each note of a kind it cares for, so it must be quick; what it does not want is not queued. And it may say that it
+    `only_counts`, as things stand: then it is told as whatever is `Counting` is, without an outlet.
     """
 
     def cares_for(self, kind: type[Note]) -> bool:

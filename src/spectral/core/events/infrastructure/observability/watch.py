@@ -197,6 +197,11 @@ class Watch:
             if self._cares(name, getattr(counting, "cares_for", None), kind)
         ]
         slow = [reader for reader in self._slow if self._cares(reader.outlet.name, reader.tool.cares_for, kind)]
+        counting = [
+            reader for reader in slow if self._cares(reader.outlet.name, partial(_only_counts, reader.tool), kind)
+        ]
+        quick += [(reader.outlet.name, reader.tool.tell, reader.tool.tell) for reader in counting]
+        slow = [reader for reader in slow if reader not in counting]
         caring = self._caring[kind] = _Caring(tuple(quick), tuple(slow))
         return caring
 
@@ -283,6 +288,10 @@ class Watch:
                 self._traces.put(partial(traced.end, failure))
         except _RAISED:  # as above
             self._raised["traces"] += 1
+
+
+def _only_counts(tool: Tool, _: type[Note]) -> bool:
+    return getattr(tool, "only_counts", False) is True
 
 
 class _TracedActivity(TimedActivity):
