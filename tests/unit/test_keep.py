@@ -13,7 +13,7 @@ from spectral.core.events import WorkerSettings, WorkerTimes
 from spectral.core.events.delivery import keep
 from spectral.core.events.delivery.desk import Desk, LoggerFor
 from spectral.core.events.delivery.keep import KeepLoop
-from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.ports import Keeper
 from spectral.core.events.probe import Note, NoteTaker, Unhandled
 from spectral.core.events.routes import Line, Routes
@@ -28,8 +28,9 @@ class Stage(NoteTaker):
         self.told: list[Note] = []
         self.committed = asyncio.Event()
         self.answered = asyncio.Event()
-        self.loses_the_answer = False
+        self.error: Exception | None = None
         self.is_closed = False
+        self.calls = 0
         settings = WorkerSettings(generation=1, times=WorkerTimes(unhandled_after=timedelta(milliseconds=1)))
         routes = Routes((Line("platform", ("worlds.scan.completed",), ("platform.handler",), transactional=False),), {})
         desk = Desk(settings, routes, self, cast("LoggerFor", None), lambda: 0.5)
@@ -43,12 +44,11 @@ class Stage(NoteTaker):
         """As a keeper does."""
 
     async def fail_unhandled(self, _context: str) -> Unhandled | None:
-        if self.committed.is_set():
-            return None
+        self.calls += 1
         self.committed.set()
         await self.answered.wait()
-        if self.loses_the_answer:
-            raise SubstrateLostError("gone")
+        if self.error is not None:
+            raise self.error
         return FAILED
 
     async def close(self) -> None:
@@ -72,6 +72,7 @@ async def test_rows_that_were_failed_as_the_worker_stopped_are_told_of() -> None
     stage.answered.set()
     await stage.ends()
     assert stage.told == [FAILED]
+    assert stage.calls == 1, "and no more are"
 
 
 async def test_an_answer_that_does_not_come_keeps_no_worker_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,9 +83,10 @@ async def test_an_answer_that_does_not_come_keeps_no_worker_from_stopping(monkey
     assert stage.told == []
 
 
-async def test_a_connection_that_is_lost_then_does_not_either() -> None:
+@pytest.mark.parametrize("error", [SubstrateLostError("gone"), ConfigurationError("no such function")])
+async def test_a_refusal_does_not_either(error: Exception) -> None:
     stage = Stage()
-    stage.loses_the_answer = True
+    stage.error = error
     await stage.stop()
     stage.answered.set()
     await stage.ends()

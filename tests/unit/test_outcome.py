@@ -1,4 +1,4 @@
-"""Outcomes are closed sums of values that cannot change."""
+"""Outcomes are a closed sum of values that cannot change."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from spectral.core.events.outcome import (
     AlreadyHandled,
     DeadLetter,
     Handled,
-    LeaseLost,
     Outcome,
     Released,
     Retry,
-    Settled,
-    Settlement,
 )
 
 OUTCOMES: list[Outcome] = [
@@ -27,15 +24,10 @@ OUTCOMES: list[Outcome] = [
     DeadLetter(error="ValueError: no"),
     Released(),
 ]
-SETTLEMENTS: list[Settlement] = [Settled(), LeaseLost()]
 
 
 def test_a_delivery_ends_in_one_of_five_ways() -> None:
     assert set(get_args(Outcome)) == {Handled, AlreadyHandled, Retry, DeadLetter, Released}
-
-
-def test_settling_ends_in_one_of_two_ways() -> None:
-    assert set(get_args(Settlement)) == {Settled, LeaseLost}
 
 
 def word_for(outcome: Outcome) -> str:
@@ -70,8 +62,8 @@ def test_cases_without_data_are_equal_only_to_their_own_kind() -> None:
     assert [outcome == handled for outcome in OUTCOMES] == [True, False, False, False, False]
 
 
-@pytest.mark.parametrize("value", [*OUTCOMES, *SETTLEMENTS], ids=lambda value: type(value).__name__)
-def test_an_outcome_has_no_room_for_more_than_its_fields(value: Outcome | Settlement) -> None:
+@pytest.mark.parametrize("value", OUTCOMES, ids=lambda value: type(value).__name__)
+def test_an_outcome_has_no_room_for_more_than_its_fields(value: Outcome) -> None:
     assert is_dataclass(value)
     assert not hasattr(value, "__dict__")
 

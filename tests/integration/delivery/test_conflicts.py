@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from spectral.core.events import Consumer, Transaction
-from spectral.core.events.delivery.group import CONFLICTS
-from tests.integration.delivery.platform_worker import AT_ONCE, COMPLETED, NEVER_AGAIN, Bench, Scan, until, write_effect
+from spectral.core.events.delivery.desk import CONFLICTS
+from spectral.core.events.probe import Finished, LeaseWasLost, Reaped
+from tests.integration.delivery.platform_worker import (
+    AT_ONCE,
+    COMPLETED,
+    NEVER_AGAIN,
+    Bench,
+    Scan,
+    shortened,
+    until,
+    write_effect,
+)
 
 REFUSED_AT_FIRST = """
 create sequence public.tries;
@@ -43,9 +55,7 @@ async def refuse(bench: Bench, sqlstate: str, times: int, *, at_commit: bool) ->
     await bench.execute(REFUSED_AT_FIRST.format(times=times, sqlstate=sqlstate, when=when))
 
 
-@pytest.mark.parametrize(
-    ("sqlstate", "at_commit"), [("40001", True), ("40P01", True), ("55P03", True), ("40001", False)]
-)
+@pytest.mark.parametrize(("sqlstate", "at_commit"), [("40001", True), ("40P01", True), ("40001", False)])
 async def test_it_is_run_again_at_once_and_not_charged(bench: Bench, sqlstate: str, at_commit: bool) -> None:  # noqa: FBT001  a case
     await refuse(bench, sqlstate, CONFLICTS, at_commit=at_commit)
     runs: Counter[int] = Counter()
@@ -71,14 +81,89 @@ async def test_one_that_never_stands_is_its_own_failure(bench: Bench, at_commit:
     assert await bench.effects() == []
 
 
-@pytest.mark.parametrize("sqlstate", ["40P01", "55P03"])
-async def test_a_handler_that_waited_for_a_lock_in_vain_backs_off_like_any_other(bench: Bench, sqlstate: str) -> None:
+@pytest.mark.parametrize(("sqlstate", "at_commit"), [("40P01", False), ("55P03", False), ("55P03", True)])
+async def test_one_that_waited_for_a_lock_in_vain_backs_off_like_any_other(
+    bench: Bench,
+    sqlstate: str,
+    at_commit: bool,  # noqa: FBT001  a case
+) -> None:
     """To come back at once would find the same lock held: that is what a pause between attempts is for."""
-    await refuse(bench, sqlstate, 1, at_commit=False)
+    await refuse(bench, sqlstate, 1, at_commit=at_commit)
     (event_id,) = await bench.publish(1)
     await bench.drain(projecting())
     row = await bench.row(event_id)
     assert (row["status"], row["attempts"]) == ("failed", 1)
+
+
+@pytest.mark.parametrize("at_commit", [True, False])
+async def test_a_policy_that_rules_it_out_is_followed(bench: Bench, at_commit: bool) -> None:  # noqa: FBT001  a case
+    await refuse(bench, "40001", 1, at_commit=at_commit)
+    platform = Consumer("platform", retry=replace(AT_ONCE, terminal_errors=(psycopg.errors.SerializationFailure,)))
+    runs: Counter[int] = Counter()
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        runs[scan.number] += 1
+        await write_effect(tx, "project", scan.number)
+
+    (event_id,) = await bench.publish(1)
+    await bench.drain(platform)
+    row = await bench.row(event_id)
+    assert (row["status"], row["attempts"], runs[1]) == ("failed", 1, 1)
+
+
+@pytest.mark.parametrize("at_commit", [True, False])
+async def test_a_plain_handler_beside_it_runs_once_for_each_attempt(bench: Bench, at_commit: bool) -> None:  # noqa: FBT001  a case
+    """What it does outside is not undone with the transaction, whether it did well or not."""
+    await refuse(bench, "40001", 3, at_commit=at_commit)
+    platform = Consumer("platform", retry=NEVER_AGAIN)
+    runs: Counter[str] = Counter()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        runs["mail"] += scan.number
+
+    @platform.on(COMPLETED)
+    async def call(scan: Scan) -> None:
+        runs["call"] += scan.number
+        raise RuntimeError("nobody answers")
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        runs["project"] += scan.number
+        await write_effect(tx, "project", scan.number)
+
+    (event_id,) = await bench.publish(1)
+    await bench.drain(platform)
+    assert runs == {"mail": 1, "call": 1, "project": 4}
+    row = await bench.row(event_id)
+    assert (row["status"], row["attempts"]) == ("failed", 1)
+    assert row["last_error"] == "RuntimeError: platform.call: nobody answers"
+    assert await bench.effects() == [("project", 1)]
+    assert await bench.keys() == ["platform.mail", "platform.project"]
+    (finished,) = bench.notes.of(Finished)
+    assert sorted(finished.handlers) == ["platform.call", "platform.mail", "platform.project"]
+
+
+async def test_one_that_takes_long_is_not_run_again_when_its_lease_might_run_out(bench: Bench) -> None:
+    """Its row is locked while it runs, so nobody renews its lease; in between others would take it for abandoned."""
+    await refuse(bench, "40001", 1_000, at_commit=True)
+    platform = Consumer("platform", retry=NEVER_AGAIN)
+    runs: Counter[int] = Counter()
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        runs[scan.number] += 1
+        await tx.execute("select pg_sleep(0.5)")
+        await write_effect(tx, "project", scan.number)
+
+    (event_id,) = await bench.publish(1)
+    await bench.drain(platform, times=shortened(lease=3.0, grace=0.5, patience=0.1, reap=0.05))
+    row = await bench.row(event_id)
+    assert (row["status"], row["attempts"]) == ("failed", 1)
+    assert 1 < runs[1] < 1 + CONFLICTS
+    assert bench.notes.of(LeaseWasLost) == []
+    assert bench.notes.of(Reaped) == []
 
 
 async def test_neighbours_of_one_that_conflicts_keep_what_they_wrote(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from spectral.core.embedded import PostgresServer
 from spectral.core.events import ConfigurationError, Consumer, Transaction, WorkerSettings
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres import session as module
+from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
@@ -134,6 +135,22 @@ async def test_silence_towards_one_session_makes_those_doubtful_that_were_answer
         assert [each.is_doubtful for each in (one, other, later)] == [False, False, False]
     for session in (one, other, later):
         await session.drop()
+
+
+async def test_a_doubtful_connection_claims_nothing(bench: Bench) -> None:
+    """Whichever way the silent one went: workers that listen past a pooler have two."""
+    claims = PostgresClaims(bench.dsn, WorkerSettings(generation=1, name="tester"))
+    assert await claims.claim([]) == []
+    assert not await claims.is_crowded()
+    before = await claims._session.connection()
+    directly = make_conninfo(bench.dsn, application_name="past the pooler")
+    silent = Session(directly, "spectral", timedelta(seconds=0.5), settings={})
+    with pytest.raises(SubstrateLostError):
+        await silent.script(b"select pg_sleep(30)")
+    assert not await claims.is_crowded()
+    assert before.closed
+    await claims.close()
+    await silent.drop()
 
 
 async def test_a_doubtful_connection_settles_nothing(bench: Bench) -> None:

@@ -16,6 +16,7 @@ from spectral.core.events.delivery.shift import Shift
 from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.events.infrastructure.postgres.script import Rows
 from spectral.core.events.probe import Stopped, Stopping
+from spectral.core.events.routes import Limit
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
     STARTED,
@@ -63,6 +64,42 @@ async def test_what_was_not_begun_is_given_back_without_a_charge_and_what_runs_i
     assert await bench.value("select max(attempts) from core.outbox where status = 'pending'") == 0
     assert worker.health().state is State.STOPPED
     await until(bench.is_left_alone)
+
+
+async def test_after_a_stop_a_lane_that_waited_for_its_turn_does_not_take_it(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[int] = []
+    let_go, waits = asyncio.Event(), asyncio.Event()
+    enter = Limit.__aenter__
+
+    async def seen(limit: Limit) -> None:
+        if not limit.is_free:
+            waits.set()
+        await enter(limit)
+
+    monkeypatch.setattr(Limit, "__aenter__", seen)
+
+    @platform.on(COMPLETED, STARTED, concurrency=1)
+    async def alone(scan: Scan, tx: Transaction) -> None:
+        runs.append(scan.number)
+        await let_go.wait()
+        await write_effect(tx, "alone", scan.number)
+
+    @platform.on(COMPLETED, concurrency=1)  # so that its rows are claimed apart from the others
+    async def beside(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "beside", scan.number)
+
+    await bench.publish(1)
+    await bench.publish(2, event_type=STARTED)
+    async with bench.running(platform, lanes=2) as worker:
+        await soon(waits.wait())
+        worker.stop()
+        await until(lambda: worker.health().state is State.DRAINING)
+        let_go.set()
+    assert len(runs) == 1
+    assert await bench.statuses() == {"delivered": 1, "pending": 1}
+    assert await bench.value("select attempts from core.outbox where status = 'pending'") == 0
 
 
 @pytest.mark.parametrize("commit_within", [timedelta(seconds=0.05), timedelta(seconds=10)])

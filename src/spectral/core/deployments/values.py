@@ -61,11 +61,6 @@ class Deployment:
     accepted_by: tuple[str, ...] = ()
 
     @property
-    def has_rows_left(self) -> bool:
-        """Whether something of it is not at its end; what is in the DLQ is."""
-        return self.pending.rows + self.in_flight.rows > 0
-
-    @property
     def since(self) -> datetime | None:
         """When it came into its status."""
         match self.status:

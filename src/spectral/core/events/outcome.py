@@ -1,4 +1,4 @@
-"""What became of a delivery, as closed sums: dispatch decides an `Outcome`, settle answers a `Settlement`.
+"""What became of a delivery, as a closed sum.
 
 Whoever looks at one matches all cases; a new case is a type error everywhere it is not handled.
 """
@@ -39,20 +39,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The worker stopped before the handler had begun; the attempt is given back."""
+    """Nothing was decided: the worker stopped before its handlers had ended, or another one has its key; uncharged."""
 
 
 Outcome: TypeAlias = Handled | AlreadyHandled | Retry | DeadLetter | Released
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The outcome is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost:
-    """The claim had been taken away; nothing was written, and what was done for it must be rolled back."""
-
-
-Settlement: TypeAlias = Settled | LeaseLost

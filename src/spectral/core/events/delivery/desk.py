@@ -51,8 +51,11 @@ class _Entry:
     lost = False
     disconnections = 0
     conflicts = 0
+    conflicting_since = 0.0
+    refusals = 0
     renewed = False
     done: tuple[str, ...] = ()
+    failed: tuple[tuple[Handler, BaseException], ...] = ()
     traceparent: str | None = None
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
@@ -62,6 +65,9 @@ class _Entry:
 
 
 _MAX_GIVEN_UP: Final = 1_000
+
+CONFLICTS: Final = 5
+"""So often others are to blame for a transaction that cannot be committed beside theirs, and not the row."""
 
 
 def _ignore(*_: object) -> None:
@@ -171,13 +177,30 @@ class Desk:
         entry.disconnections += 1
         return entry.disconnections
 
-    def count_conflict(self, delivery: Delivery) -> int:
-        """Its transaction was refused because of others'; answers how often by now."""
+    def may_run_again(self, delivery: Delivery) -> bool:
+        """Its transaction was refused because of others': whether it may be run once more, at once and uncharged.
+
+        Not too often, and not if its lease, which nobody can renew while its row is locked, might run out before it is
+        through: it may take twice as long as it did.
+        """
         entry = self._entries.get(id(delivery))
         if entry is None:
-            return 0
+            return False
+        now, times = time.monotonic(), self.settings.times
+        started = now if entry.started is None else entry.started
+        if not entry.conflicts:
+            entry.conflicting_since = started
         entry.conflicts += 1
-        return entry.conflicts
+        through_at = now + 2 * (now - started) - entry.conflicting_since
+        return entry.conflicts <= CONFLICTS and through_at < (times.lease - times.grace).total_seconds()
+
+    def count_refusal(self, delivery: Delivery) -> int | None:
+        """Its outcome could not be written; answers how often by now, or nothing if it is not held any more."""
+        entry = self._entries.get(id(delivery))
+        if entry is None:
+            return None
+        entry.refusals += 1
+        return entry.refusals
 
     def may_renew_for(self, delivery: Delivery) -> bool:
         """Whether its handler may be run once more on a new connection, for the first time: then never again."""
@@ -213,10 +236,16 @@ class Desk:
         if entry is not None:
             entry.done = (*entry.done, handler_name)
 
-    def has_taken_effect(self, delivery: Delivery, handler_name: str) -> bool:
-        """Whether it has, and need not run again."""
+    def took_no_effect(self, delivery: Delivery, handler: Handler, error: BaseException) -> None:
+        """A plain handler has failed: until the next attempt it is not to run again, whatever becomes of the others."""
         entry = self._entries.get(id(delivery))
-        return entry is not None and handler_name in entry.done
+        if entry is not None:
+            entry.failed = (*entry.failed, (handler, error))
+
+    def run_before(self, delivery: Delivery) -> tuple[tuple[str, ...], tuple[tuple[Handler, BaseException], ...]]:
+        """The plain handlers that have run in this attempt: those that took effect, and those that failed, and why."""
+        entry = self._entries.get(id(delivery))
+        return ((), ()) if entry is None else (entry.done, entry.failed)
 
     def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
         """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""

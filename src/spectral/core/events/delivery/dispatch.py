@@ -126,24 +126,29 @@ def used_up(handler: Handler) -> TerminalHandlerError:
 
 
 def conclude(
-    delivery: Delivery, failures: Sequence[tuple[Handler, BaseException]], random: Callable[[], float]
+    delivery: Delivery,
+    failures: Sequence[tuple[Handler, BaseException]],
+    random: Callable[[], float],
+    undone: Sequence[tuple[Handler, BaseException | None]] = (),
 ) -> Outcome:
     """What becomes of a delivery whose handlers failed like this; none failed: it is handled.
 
     One handler that may still be retried keeps the row alive; those that took effect are not run again.
+    undone: handlers that did well, but what they wrote is not kept, for this reason or because of somebody else. They
+        may be retried too, and are not named.
     """
     if not failures:
         return HANDLED
     error = describe_many(((handler.name, failure) for handler, failure in failures), delivery.payload)
     delays = [
         handler.retry.delay(delivery.attempts, random())
-        for handler, failure in failures
-        if _may_pass(failure, handler) and handler.retry.allows_another(delivery.attempts)
+        for handler, failure in (*failures, *undone)
+        if (failure is None or may_pass(failure, handler)) and handler.retry.allows_another(delivery.attempts)
     ]
     return Retry(error, max(delays)) if delays else DeadLetter(error)
 
 
-def _may_pass(failure: BaseException, handler: Handler) -> bool:
+def may_pass(failure: BaseException, handler: Handler) -> bool:
     """Whether it is worth another attempt. A cancellation that nobody asked for is a failure like any other."""
     try:
         return classify(failure, handler.retry) is not Verdict.TERMINAL

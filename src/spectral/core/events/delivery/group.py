@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.delivery.dispatch import run
+from spectral.core.events.delivery.dispatch import may_pass, run
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.ports import Conclusion, GroupVoidError
 from spectral.core.events.retry import sqlstate_of
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import Lane
 
-_NOT_SERIALIZABLE: Final = "40001"
+NOT_SERIALIZABLE: Final = "40001"
 """Somebody was quicker: Postgres asks for the whole transaction to be run again, and then it may well stand."""
 
-_CONTENTION: Final = frozenset({"40P01", _NOT_SERIALIZABLE, "55P03"})
+_CONTENTION: Final = frozenset({"40P01", NOT_SERIALIZABLE, "55P03"})
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
 
 _OUTDATED: Final = frozenset({"0A000", "26000"})
@@ -33,20 +33,27 @@ _LONG_ELSEWHERE: Final = 0.02
 DISCONNECTIONS: Final = 3
 """So often the database is to blame, and not the row under which the connection was lost."""
 
-CONFLICTS: Final = 5
-"""So often others are to blame for a transaction that cannot be committed beside theirs, and not the row."""
-
 
 @dataclass(slots=True)
 class Group:
     """Rows whose transaction is open, and what to write of them.
 
     current: those that are being run. together: without savepoints.
+    kept, failures: of the row that was begun last, the handlers that did well in the transaction, and those that did
+    not, there or outside.
     """
 
     conclusions: list[Conclusion] = field(default_factory=list)
     current: list[Delivery] = field(default_factory=list)
     together: bool = False
+    kept: list[Handler] = field(default_factory=list)
+    failures: list[tuple[Handler, BaseException]] = field(default_factory=list)
+
+    def begin(self, delivery: Delivery) -> None:
+        """It is its turn."""
+        self.current.append(delivery)
+        self.kept.clear()
+        self.failures.clear()
 
     def deliveries(self) -> list[Delivery]:
         """Those that have run."""
@@ -106,6 +113,7 @@ async def run_in_transaction(
             except TransactionMisusedError as misused:
                 error = misused
             else:
+                group.kept.append(handler)
                 desk.trust.ran(handler.name, plainly=lane.was_plain, briefly=lane.was_brief)
                 seconds = time.perf_counter() - began
                 if seconds > _LONG or seconds - lane.answered_after > _LONG_ELSEWHERE:
@@ -121,22 +129,17 @@ async def run_in_transaction(
         if desk.count_disconnection(delivery) < DISCONNECTIONS:
             raise
         raise VoidedError(handler, error or lost) from None
-    _require_own_doing(desk, group, delivery, error)
+    _require_own_doing(desk, group, handler, delivery, error)
     return error
 
 
-def _require_own_doing(desk: Desk, group: Group, delivery: Delivery, error: BaseException) -> None:
+def _require_own_doing(desk: Desk, group: Group, handler: Handler, delivery: Delivery, error: BaseException) -> None:
     """Raise that it is to be run alone if others may be why it failed, and it has been undone."""
     state = sqlstate_of(error)
     if group.conclusions and state in _CONTENTION:
         raise RunAloneError
-    if state == _NOT_SERIALIZABLE and desk.count_conflict(delivery) <= CONFLICTS:
+    if state == NOT_SERIALIZABLE and may_pass(error, handler) and desk.may_run_again(delivery):
         raise RunAloneError
-
-
-def is_contended(error: BaseException) -> bool:
-    """Whether somebody else was in the way."""
-    return sqlstate_of(error) in _CONTENTION
 
 
 def _require_own_failure(

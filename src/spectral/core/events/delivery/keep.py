@@ -47,6 +47,7 @@ class KeepLoop:
         self._lost = lost
         self._times = desk.settings.times
         self._down_since: float | None = time.monotonic()
+        self._is_ending = False
         self.may_renew: Callable[[], bool] = lambda: True
 
     @property
@@ -99,8 +100,20 @@ class KeepLoop:
             await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
             for chore, every in chores.items():
                 if time.monotonic() >= due[chore]:
-                    await _to_its_end(chore())
+                    await self._to_its_end(chore())
                     due[chore] = time.monotonic() + every
+
+    async def _to_its_end(self, chore: Coroutine[None, None, None]) -> None:
+        """Do it; if cancelled meanwhile, soon: rows that were failed and are not told of nobody else will tell of."""
+        task = asyncio.create_task(chore)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._is_ending = True
+            with suppress(Exception):  # the database may be gone, or take too long, and whoever stops need not know
+                async with asyncio.timeout(_END_WITHIN):
+                    await task
+            raise
 
     async def _renew(self) -> None:
         """Nothing that was claimed a moment ago: most rows are settled before their first renewal."""
@@ -115,7 +128,7 @@ class KeepLoop:
 
     async def _reap(self) -> None:
         reached("reap.before")
-        while notes := await self._keeper.reap():
+        while not self._is_ending and (notes := await self._keeper.reap()):
             for note in notes:
                 self._desk.probe.tell(note)
         reached("reap.after")
@@ -131,17 +144,5 @@ class KeepLoop:
 
     async def _fail_unhandled(self) -> None:
         for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
-            while note := await self._keeper.fail_unhandled(context):
+            while not self._is_ending and (note := await self._keeper.fail_unhandled(context)):
                 self._desk.probe.tell(note)
-
-
-async def _to_its_end(chore: Coroutine[None, None, None]) -> None:
-    """Do it; if cancelled meanwhile, soon: rows that were failed and are not told of nobody else will tell of."""
-    task = asyncio.create_task(chore)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        with suppress(SubstrateLostError, TimeoutError):
-            async with asyncio.timeout(_END_WITHIN):
-                await task
-        raise

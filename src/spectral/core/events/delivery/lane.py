@@ -16,15 +16,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.delivery.backoff import Backoff
+from spectral.core.events.delivery.blame import acquitted, cannot_commit, is_conflict
 from spectral.core.events.delivery.dispatch import conclude, run, used_up
 from spectral.core.events.delivery.group import (
-    CONFLICTS,
     DISCONNECTIONS,
     Group,
     RunAloneError,
     TakenBackError,
     VoidedError,
-    is_contended,
     run_in_transaction,
 )
 from spectral.core.events.delivery.together import Together
@@ -109,7 +108,7 @@ class LaneLoop:
             rows.extendleft(reversed(group.everything()))
             await (self._lane.drop() if taken.unusable else self._lane.abandon())
         except VoidedError as voided:
-            rows.extendleft(reversed([*group.deliveries(), *self._acquitted(group, voided)]))
+            rows.extendleft(reversed([*group.deliveries(), *acquitted(self._desk, group, voided)]))
             await (self._lane.abandon() if voided.undone else self._lane.drop())
         except CommitRefusedError as refusal:
             self._divide(group, rows, refusal)
@@ -122,19 +121,6 @@ class LaneLoop:
             rows.extendleft(reversed(group.everything()))
             raise
 
-    def _acquitted(self, group: Group, voided: VoidedError) -> list[Delivery]:
-        """The row whose handler has voided its group, if it is to be run again; if not, it has failed.
-
-        Of a group without savepoints only the first row's key was written. Whoever has handled another one meanwhile,
-        before it in the group or elsewhere, may be why it failed: behind its own gate it will be known.
-        """
-        if voided.undone and group.conclusions:
-            return group.current
-        (guilty,) = group.current
-        outcome = conclude(guilty, [(voided.handler, voided.error)], self._desk.random)
-        self._desk.conclude(guilty, outcome, [voided.handler.name])
-        return []
-
     def _suspected(self, group: Group, lost: SubstrateLostError) -> list[Delivery]:
         """The rows that were under way when the connection was lost, each to be run alone, behind the others.
 
@@ -146,7 +132,7 @@ class LaneLoop:
         if len(group.conclusions) == 1 and not group.current:
             (delivery,) = again
             if self._desk.count_disconnection(delivery) >= DISCONNECTIONS:
-                self._fail(delivery, lost)
+                cannot_commit(self._desk, group, lost)
                 return []
         return again
 
@@ -160,11 +146,11 @@ class LaneLoop:
             if solitary and group.conclusions:
                 return
             delivery = rows.popleft()
-            group.current.append(delivery)
-            if solitary:
-                await self._deliver_within_limits(delivery, handlers, group)
-            else:
+            group.begin(delivery)
+            if not solitary:
                 await self._deliver(delivery, handlers, group)
+            elif not await self._deliver_within_limits(delivery, handlers, group):
+                rows.appendleft(delivery)
             group.current.clear()
             if solitary:
                 return
@@ -176,20 +162,26 @@ class LaneLoop:
                 return True
         return self._desk.is_isolated(delivery)
 
-    async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> None:
+    async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> bool:
+        """False: when it was its turn, the worker was being stopped, and nothing was begun."""
         async with AsyncExitStack() as limits:
             for name in sorted(handler.name for handler in handlers if handler.name in self._limits):
                 await limits.enter_async_context(self._limits[name])
+            if self._desk.stopping:
+                return False
             # Plain ones first: nobody should hold a transaction open while they run.
             await self._deliver(delivery, sorted(handlers, key=lambda each: each.transactional), group)
+            return True
 
     async def _deliver(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> None:
-        failures: list[tuple[Handler, BaseException]] = []
-        ran: list[str] = []
+        # Of a row that is run again: what was done outside of its transaction was not undone with that.
+        done, failed = self._desk.run_before(delivery)
+        group.failures.extend(failed)
+        ran = [*done, *(handler.name for handler, _ in failed)]
         before: Handler | None = None
         self._desk.begin(delivery)
         for handler in handlers:
-            if self._desk.has_taken_effect(delivery, handler.name):
+            if not handler.transactional and handler.name in ran:
                 continue
             gate = await self._gate(handler, delivery, before)
             if gate is Gate.FENCED:
@@ -204,8 +196,8 @@ class LaneLoop:
             ran.append(handler.name)
             before = handler if handler.transactional and not handler.is_exhausted(delivery) else before
             if error is not None:
-                failures.append((handler, error))
-        outcome = conclude(delivery, failures, self._desk.random) if ran else AlreadyHandled()
+                group.failures.append((handler, error))
+        outcome = conclude(delivery, group.failures, self._desk.random) if ran else AlreadyHandled()
         group.conclusions.append(self._desk.conclusion(delivery, outcome, ran))
 
     async def _gate(self, handler: Handler, delivery: Delivery, before: Handler | None) -> Gate:
@@ -231,6 +223,8 @@ class LaneLoop:
         error = (await run(self._desk, handler, delivery)).error
         if error is None:
             self._desk.took_effect(delivery, handler.name)
+        else:
+            self._desk.took_no_effect(delivery, handler, error)
         return error
 
     async def _commit(self, group: Group) -> None:
@@ -265,20 +259,9 @@ class LaneLoop:
             rows.extendleft(reversed(group.deliveries()))
             return
         (conclusion,) = group.conclusions
-        contended = is_contended(refusal.__cause__ or refusal)
-        if contended and self._desk.count_conflict(conclusion.delivery) <= CONFLICTS:
+        error = refusal.__cause__ or refusal
+        if is_conflict(error, group.kept) and self._desk.may_run_again(conclusion.delivery):
             self._desk.isolate(conclusion.delivery)
             rows.appendleft(conclusion.delivery)
-        elif conclusion.ran:
-            self._fail(conclusion.delivery, refusal.__cause__ or refusal)
         else:
-            # No handler of it ran, so it is none's failure, and what became of it needs no transaction of the lane's.
-            self._desk.conclude(conclusion.delivery, conclusion.outcome)
-
-    def _fail(self, delivery: Delivery, error: BaseException) -> None:
-        """What its handlers did in the transaction cannot be committed; the last of them is named."""
-        handlers = [each for each in self._desk.routes.handlers_for(delivery) if each.transactional]
-        for handler in handlers:
-            self._desk.trust.failed(handler.name)
-        outcome = conclude(delivery, [(each, error) for each in handlers[-1:]], self._desk.random)
-        self._desk.conclude(delivery, outcome, [each.name for each in handlers])
+            cannot_commit(self._desk, group, error)

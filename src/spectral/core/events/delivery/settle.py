@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from spectral.core.events.delivery.desk import Desk
-    from spectral.core.events.lease import Lease
     from spectral.core.events.ports import Conclusion, Settlements
 
 _TRIES: Final = 8
@@ -37,7 +36,6 @@ class SettleLoop:
         self._settlements = settlements
         self._desk = desk
         self._backoff = Backoff(_FIRST_PAUSE, desk.settings.times.poll_deaf)
-        self._refused: dict[Lease, int] = {}
 
     async def run(self) -> None:
         """Write what there is, as it comes, until cancelled."""
@@ -75,21 +73,15 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
-                if self._refused:
-                    for conclusion in batch:
-                        self._refused.pop(conclusion.delivery.lease, None)
                 self._desk.settled_together(batch, stood)
                 return
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:
         """Most likely its row is locked by a transaction that ends soon; the others need not wait for it."""
-        lease = conclusion.delivery.lease
-        tries = self._refused.get(lease, 0) + 1
-        if tries < _TRIES:
-            self._refused[lease] = tries
+        tries = self._desk.count_refusal(conclusion.delivery)
+        if tries is not None and tries < _TRIES:
             pause = _FIRST_PAUSE * 2**tries
             asyncio.get_running_loop().call_later(pause.total_seconds(), self._desk.to_settle.put, conclusion)
             return
-        self._refused.pop(lease, None)
         self._desk.give_up(conclusion.delivery)
         self._desk.probe.tell(SettleGivenUp(conclusion.delivery, describe(refusal.__cause__ or refusal)))

@@ -101,7 +101,7 @@ class Together:
         deadline = clock() + self._commit_within
         while waiting and not self._desk.stopping and (not group.conclusions or clock() < deadline):
             delivery, handler = waiting.popleft()
-            group.current.append(delivery)
+            group.begin(delivery)
             self._desk.begin(delivery)
             error = await run_in_transaction(self._desk, self._lane, group, handler, delivery)
             if error is not None:
@@ -117,9 +117,10 @@ class Together:
             return
         runs = list(waiting)
         waiting.clear()
-        group.current.extend([delivery for delivery, _ in runs])
-        for delivery in group.current:
+        for delivery, _ in runs:
+            group.begin(delivery)
             self._desk.begin(delivery)
         await run_abreast(self._desk, self._lane.errands(), runs)
+        group.kept.append(runs[-1][1])
         group.conclusions.extend([self._desk.conclusion(each, HANDLED, [handler.name]) for each, handler in runs])
         group.current.clear()

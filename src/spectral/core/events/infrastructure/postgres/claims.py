@@ -157,6 +157,8 @@ class PostgresClaims:
         return script
 
     async def _run(self, script: Sequence[bytes]) -> list[Rows]:
+        if self._session.is_doubtful:
+            await self._session.drop()
         return [rows_of(result) for result in await self._session.ask_script(*script)]
 
     async def close(self) -> None:

@@ -84,11 +84,19 @@ _REMEDIES: Final = {
 _WORKED: Final = set[int]()
 """Connection strings that led somewhere once, in this process; not the strings themselves, which hold passwords."""
 
-_SILENT_AT: Final = dict[int, float]()
-"""When a server last owed a session of this process its answer, by connection string, as above."""
 
 _LED_TO: Final = dict[int, tuple[str, int]]()
 """Of several hosts the one, and its port, that a session of this process was last led to; as above."""
+
+
+class _Silence:
+    """When a server last owed a session of this process its answer.
+
+    Whichever it was: the way through a pooler and the one past it lead to the same. Where there are several databases,
+    a session too many is opened anew, once for each silence.
+    """
+
+    last_at = 0.0
 
 
 class Session:
@@ -135,7 +143,7 @@ class Session:
         It may be gone without a word, as a machine is that was failed over from: then each session would have to wait
         in vain to find out. One that has nothing to lose had better be opened anew.
         """
-        return self._connection is not None and self._answered_at < _SILENT_AT.get(hash(self._dsn), 0.0)
+        return self._connection is not None and self._answered_at < _Silence.last_at
 
     async def connection(self) -> psycopg.AsyncConnection[Any]:
         """The connection, opened if it is not.
@@ -176,7 +184,7 @@ class Session:
             answers = await run_script(connection, statements, self._answer)
         except TimeoutError:
             self._give_up(None)
-            _SILENT_AT[hash(self._dsn)] = time.monotonic()
+            _Silence.last_at = time.monotonic()
             raise SubstrateLostError(f"no answer within {self._answer:g} s") from None
         except asyncio.CancelledError:
             self._give_up(None)
@@ -272,7 +280,7 @@ class Session:
         if not done:
             self._give_up(task)
             if connection is not None:
-                _SILENT_AT[hash(self._dsn)] = time.monotonic()
+                _Silence.last_at = time.monotonic()
             raise SubstrateLostError(f"no answer within {limit:g} s")
         try:
             answer = task.result()
