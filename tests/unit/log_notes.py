@@ -102,6 +102,7 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (probe.FannedOut(ROW, ()), "warning", logs.BROADCAST_UNHEARD),
     (probe.HandlerRanAway(delivery(), "worlds.index"), "error", logs.HANDLER_RAN_AWAY),
     (probe.Quarantined(delivery()), "warning", logs.RUNNING_ALONE),
+    (probe.Conflicted(delivery(), 2), "info", logs.CONFLICTED),
     (probe.EarOpened(("outbox_3",)), "info", logs.LISTENING),
     (probe.EarLost("X: no", A_MINUTE), "warning", logs.EAR_LOST),
     (probe.SubstrateLost("claim", "X: no", A_MINUTE), "warning", logs.DATABASE_LOST),

@@ -18,6 +18,7 @@ from spectral.core.events.probe import (
     BrokerBack,
     BrokerLost,
     Claimed,
+    Conflicted,
     Crashed,
     Discarded,
     EarLost,
@@ -90,6 +91,7 @@ def life() -> Iterator[Note]:
     yield FannedOut(uuid4(), ("platform", "worlds"))
     yield HandlerRanAway(one, "platform.project")
     yield Quarantined(one)
+    yield Conflicted(one, 2)
     yield EarLost("gone", SECOND)
     yield SubstrateLost("claim", "gone", SECOND)
     yield LoopBlocked(2.0)
@@ -143,6 +145,7 @@ def test_a_life_is_counted() -> None:
         ("spectral.settle.given_up", "platform"): 1,
         ("spectral.handlers.ran_away", "platform", "platform.project"): 1,
         ("spectral.quarantined", "platform"): 1,
+        ("spectral.conflicts", "platform"): 1,
         ("spectral.poll.fallbacks", "platform"): 1,
         ("spectral.database.lost", "listen"): 1,
         ("spectral.database.lost", "claim"): 1,

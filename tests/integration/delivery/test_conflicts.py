@@ -11,7 +11,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from spectral.core.events import Consumer, Transaction
 from spectral.core.events.delivery.desk import CONFLICTS
-from spectral.core.events.probe import Finished, LeaseWasLost, Reaped
+from spectral.core.events.probe import Conflicted, Finished, LeaseWasLost, Reaped
 from tests.integration.delivery.platform_worker import (
     AT_ONCE,
     COMPLETED,
@@ -64,6 +64,7 @@ async def test_it_is_run_again_at_once_and_not_charged(bench: Bench, sqlstate: s
     row = await bench.row(event_id)
     assert (row["status"], row["attempts"], row["last_error"]) == ("delivered", 1, None)
     assert runs[1] == 1 + CONFLICTS
+    assert [note.times for note in bench.notes.of(Conflicted)] == list(range(1, 1 + CONFLICTS))
     assert await bench.effects() == [("project", 1)]
     assert await bench.keys() == ["platform.project"]
 

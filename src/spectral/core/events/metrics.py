@@ -222,6 +222,12 @@ HANDLERS_RAN_AWAY: Final = _counter(
 QUARANTINED: Final = _counter(
     "spectral.quarantined", "{delivery}", "Deliveries run alone because their workers were lost before.", _CONTEXT
 )
+CONFLICTS: Final = _counter(
+    "spectral.conflicts",
+    "{delivery}",
+    "Transactions that could not be kept beside others' and were run again.",
+    _CONTEXT,
+)
 POLL_FALLBACKS: Final = _counter(
     "spectral.poll.fallbacks", "{claim}", "Claims that found rows while the worker could not listen.", _CONTEXT
 )

@@ -223,6 +223,14 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class Conflicted:
+    """A row's transaction could not be kept beside others'; it is run again, uncharged, for the so-manieth time."""
+
+    delivery: Delivery
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoopBlocked:
     """The event loop has not moved for this long: a handler blocks it."""
 
@@ -359,6 +367,7 @@ DeliveryNote: TypeAlias = (
     | FannedOut
     | HandlerRanAway
     | Quarantined
+    | Conflicted
 )
 """Of one event, or a few."""
 

@@ -17,7 +17,7 @@ from spectral.core.events.delivery.tray import Tray
 from spectral.core.events.delivery.trust import Trust
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Finished, Handle, LeaseWasLost
+from spectral.core.events.probe import Conflicted, Finished, Handle, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
@@ -192,7 +192,10 @@ class Desk:
             entry.conflicting_since = started
         entry.conflicts += 1
         through_at = now + 2 * (now - started) - entry.conflicting_since
-        return entry.conflicts <= CONFLICTS and through_at < (times.lease - times.grace).total_seconds()
+        if entry.conflicts > CONFLICTS or through_at >= (times.lease - times.grace).total_seconds():
+            return False
+        self.probe.tell(Conflicted(delivery, entry.conflicts))
+        return True
 
     def count_refusal(self, delivery: Delivery) -> int | None:
         """Its outcome could not be written; answers how often by now, or nothing if it is not held any more."""

@@ -217,6 +217,12 @@ DLQ: Final = Row(
             (rate(metrics.UNHANDLED, "context", legend="{{context}}"),),
         ),
         Panel(
+            "Conflicts",
+            "Transactions that could not be kept beside others' and were run again, a second.",
+            Unit.PER_SECOND,
+            (rate(metrics.CONFLICTS, "context", legend="{{context}}"),),
+        ),
+        Panel(
             "Taken back",
             "Claims of lost workers, by what became of the row, and rows that now run alone, a second.",
             Unit.PER_SECOND,

@@ -39,6 +39,7 @@ FANNED_OUT: Final = "fanned out"
 BROADCAST_UNHEARD: Final = "broadcast without subscribers"
 HANDLER_RAN_AWAY: Final = "handler ran away"
 RUNNING_ALONE: Final = "running alone"
+CONFLICTED: Final = "conflicted"
 LISTENING: Final = "listening"
 EAR_LOST: Final = "ear lost"
 DATABASE_LOST: Final = "database lost"
@@ -134,7 +135,7 @@ class LogTool:
             return self._says_published and (self._says_plain or not is_plain(note))
         return True
 
-    def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901  one case for each kind of note
+    def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901, PLR0912  one case for each kind of note
         """Log it; raises what the log raises."""
         self._who = self._identity if at is None else {"timestamp": timestamp(at), **self._identity}
         match note:
@@ -152,6 +153,8 @@ class LogTool:
                 self._say_of(ERROR, HANDLER_RAN_AWAY, delivery, handler_name=handler_name)
             case probe.Quarantined(delivery):
                 self._say_of(WARNING, RUNNING_ALONE, delivery)
+            case probe.Conflicted(delivery, times):
+                self._say_of(INFO, CONFLICTED, delivery, conflicts=times)
             case probe.Claimed() | probe.SettlementWritten():
                 self._tell_of_a_batch(note)
             case probe.Reaped() | probe.Unhandled() | probe.FannedOut():

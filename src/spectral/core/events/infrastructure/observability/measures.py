@@ -91,6 +91,7 @@ _Rare: TypeAlias = (
     | probe.FannedOut
     | probe.HandlerRanAway
     | probe.Quarantined
+    | probe.Conflicted
     | probe.WorkerNote
     | probe.RelayNote
     | probe.OperatorNote
@@ -116,6 +117,8 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = ((metrics.HANDLERS_RAN_AWAY, (delivery.target, handler_name), 1),)
         case probe.Quarantined(delivery):
             measures = ((metrics.QUARANTINED, (delivery.target,), 1),)
+        case probe.Conflicted(delivery):
+            measures = ((metrics.CONFLICTS, (delivery.target,), 1),)
         case probe.SubstrateLost(doing):
             measures = ((metrics.DATABASE_LOST, (doing,), 1),)
         case probe.EarLost():

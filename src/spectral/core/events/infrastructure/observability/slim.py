@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 MUCH: Final = 2_048
 """Characters of a payload that are not worth a copy to be rid of."""
 
-_OF_A_DELIVERY: Final = (probe.LeaseWasLost, probe.SettleGivenUp, probe.HandlerRanAway, probe.Quarantined)
+_OF_A_DELIVERY: Final = (
+    probe.LeaseWasLost,
+    probe.SettleGivenUp,
+    probe.HandlerRanAway,
+    probe.Quarantined,
+    probe.Conflicted,
+)
 
 
 def slim(note: Note) -> Note:
