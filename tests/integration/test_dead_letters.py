@@ -231,6 +231,15 @@ async def test_groups_are_fingerprints_the_most_frequent_first(operator: Databas
     assert not (await group_dead_letters(operator, EVERYTHING, limit=2)).complete
 
 
+async def test_a_group_failed_last_when_the_last_of_it_failed_for_good(
+    operator: Database, connection: Connection
+) -> None:
+    ids = [letter(connection, "ValueError: platform.index: no", at=n) for n in range(2)]
+    connection.execute("update core.outbox set claimed_at = %s where id = %s", [NOON + timedelta(hours=1), ids[0]])
+    (found,) = (await group_dead_letters(operator, EVERYTHING, limit=10)).items
+    assert (found.first_failed_at, found.last_failed_at) == (NOON, NOON + timedelta(hours=1))
+
+
 async def test_counts_end_at_a_cap_and_say_so(operator: Database, connection: Connection) -> None:
     for n in range(5):
         letter(connection, at=n)

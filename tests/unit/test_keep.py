@@ -29,7 +29,9 @@ class Stage(NoteTaker):
         self.committed = asyncio.Event()
         self.answered = asyncio.Event()
         self.error: Exception | None = None
-        self.is_closed = False
+        self.opening, self.may_open = asyncio.Event(), asyncio.Event()
+        self.may_open.set()
+        self.is_open = self.is_closed = False
         self.calls = 0
         settings = WorkerSettings(generation=1, times=WorkerTimes(unhandled_after=timedelta(milliseconds=1)))
         routes = Routes((Line("platform", ("worlds.scan.completed",), ("platform.handler",), transactional=False),), {})
@@ -42,6 +44,9 @@ class Stage(NoteTaker):
 
     async def open(self) -> None:
         """As a keeper does."""
+        self.opening.set()
+        await self.may_open.wait()
+        self.is_open = True
 
     async def fail_unhandled(self, _context: str) -> Unhandled | None:
         self.calls += 1
@@ -91,3 +96,14 @@ async def test_a_refusal_does_not_either(error: Exception) -> None:
     stage.answered.set()
     await stage.ends()
     assert stage.told == []
+
+
+async def test_a_worker_that_is_stopped_while_it_signs_in_can_sign_out() -> None:
+    stage = Stage()
+    stage.may_open.clear()
+    await stage.opening.wait()
+    stage.keeping.cancel()
+    await asyncio.sleep(0)
+    stage.may_open.set()
+    await stage.ends()
+    assert stage.is_open, "else nobody could sign out what may have been signed in"

@@ -78,7 +78,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPage:
-    """Failed rows, newest failure first. Where there is a cursor there may be more, even behind an empty page."""
+    """Failed rows, by first failure, newest first. Behind a cursor there may be more, even if the page is empty."""
 
     items: tuple[DeadLetter, ...]
     next_cursor: str | None
@@ -130,7 +130,7 @@ where letter.id = any (%s)"""
 async def list_dead_letters(
     database: Database, wanted: DeadLetterFilter, *, limit: int, cursor: str | None = None
 ) -> DeadLetterPage:
-    """One page of the failed rows that are meant, newest failure first.
+    """One page of the failed rows that are meant, by first failure, newest first.
 
     Raises:
         RefusedError: the cursor is not one of this list.
@@ -180,10 +180,10 @@ from {selected}
 cross join lateral (
     select count(*) as looked, count(*) filter (where looked.fits) as fitting,
         min(looked.first_failed_at) filter (where looked.fits) as first_failed_at,
-        max(looked.first_failed_at) filter (where looked.fits) as last_failed_at,
+        max(coalesce(looked.failed_at, looked.first_failed_at)) filter (where looked.fits) as last_failed_at,
         (array_agg(looked.id) filter (where looked.fits))[1] as sample_id
     from (
-        select letter.id, letter.first_failed_at, ({fits}) as fits
+        select letter.id, letter.first_failed_at, letter.failed_at, ({fits}) as fits
         from core.dead_letters as letter
         where {of_selected} and {within}
         order by {newest_first}

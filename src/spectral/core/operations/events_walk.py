@@ -2,7 +2,7 @@
 
 pending     whatever has been due longest first
 in flight   all of them, newest first; there are only as many as workers can hold
-failed      the DLQ, newest failure first
+failed      the DLQ, by first failure, newest first
 otherwise   by id, newest first, for ids begin with the time; those that do not come after all others
 """
 
@@ -64,7 +64,8 @@ async def _failed(database: Database, wanted: EventFilter, limit: int, cursor: s
     )
     walk, after = await choose(database, letters, newest_first=True, cursor=cursor)
     places, following = await step(database, walk, after, limit)
-    return Found(tuple(place.id for place in places), cursor_of(walk, following), "the DLQ, newest failure first")
+    ids = tuple(place.id for place in places)
+    return Found(ids, cursor_of(walk, following), "the DLQ, by first failure, newest first")
 
 
 async def _pending(database: Database, wanted: EventFilter, limit: int, cursor: str | None) -> Found:

@@ -55,7 +55,7 @@ def list_(  # noqa: PLR0913, PLR0917  one parameter for each option of the comma
     cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
-    """List failed events, newest failure first; an empty --context or --handler means those without one."""
+    """List failed events, by first failure, newest first; an empty --context or --handler means those without one."""
     from spectral.core.operations import dead_letters  # noqa: PLC0415  psycopg; --help must not pay for it
     from spectral.core.operations.documents import as_document  # noqa: PLC0415  as above
 

@@ -91,7 +91,7 @@ class _Plan(Selection):
         default=200,
         ge=1,
         le=MOST_EVENTS,
-        description="How many events a filter may mean at most, newest failure first.",
+        description="How many events a filter may mean at most, by first failure, newest first.",
     )
 
     @model_validator(mode="after")

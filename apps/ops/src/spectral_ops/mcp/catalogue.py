@@ -55,7 +55,7 @@ _READS: Final = (
     Entry(
         name="list_dlq_events",
         title="List failed events",
-        description=f"Failed events, newest failure first, without payloads. {UNTRUSTED}",
+        description=f"Failed events, by first failure, newest first, without payloads. {UNTRUSTED}",
         arguments=arguments.ListDlqEvents,
         result=results.DlqEvents,
         call=lambda call, asked: tools.list_dlq_events(call.database, asked),

@@ -54,7 +54,7 @@ class DlqEvent(Value):
 
 
 class DlqEvents(Result):
-    """A page of the DLQ, newest failure first. With a cursor there may be more, even behind an empty page."""
+    """A page of the DLQ, by first failure, newest first. With a cursor there may be more, even behind an empty page."""
 
     events: list[DlqEvent] = Field(validation_alias="items")
     next_cursor: str | None

@@ -66,8 +66,7 @@ class KeepLoop:
         try:
             while True:
                 try:
-                    await self._keeper.open()
-                    await self._renew()
+                    await self._to_its_end(self._open())
                     self._down_since = None
                     self._wake()
                     backoff.reset()
@@ -79,6 +78,10 @@ class KeepLoop:
                     await asyncio.sleep(pause.total_seconds())
         finally:
             await self._keeper.close()
+
+    async def _open(self) -> None:
+        await self._keeper.open()
+        await self._renew()
 
     async def _keep(self) -> None:
         """Do each thing when its time comes."""
@@ -104,7 +107,11 @@ class KeepLoop:
                     due[chore] = time.monotonic() + every
 
     async def _to_its_end(self, chore: Coroutine[None, None, None]) -> None:
-        """Do it; if cancelled meanwhile, soon: rows that were failed and are not told of nobody else will tell of."""
+        """Do it; if cancelled meanwhile, soon.
+
+        Rows that were failed and are not told of nobody else will tell of; and whoever has signed in, but was not
+        answered, could not sign out.
+        """
         task = asyncio.create_task(chore)
         try:
             await asyncio.shield(task)

@@ -19,7 +19,7 @@ _RECENT: Final = 10
 
 
 async def list_dlq_events(database: Database, asked: arguments.ListDlqEvents) -> results.DlqEvents:
-    """One page of the failed events that are meant, newest failure first.
+    """One page of the failed events that are meant, by first failure, newest first.
 
     Raises:
         RefusedError: the cursor is not one of this list.
