@@ -39,7 +39,7 @@ def test_the_way_to_a_broker_and_back(database: str, connection: psycopg.Connect
     assert (there.returncode, there.stdout) == (0, "")
     assert there.stderr == (
         "nats: workers that know NATS take events from there, the others claim from Postgres\n"
-        "  take it back: spectral relay switch postgres\n"
+        "  take it back: spectral relay switch postgres --reason <why>\n"
     )
     again = spectral(database, *SWITCH, "--yes")
     assert (again.returncode, again.stderr) == (0, "nats already, by dana: NOTIFY is slow\n")

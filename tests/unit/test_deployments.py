@@ -193,7 +193,12 @@ def test_what_is_only_in_flight_is_waited_for_and_not_handed_over() -> None:
 
 
 def test_the_live_one_is_not_retired() -> None:
-    for heir, remedy in ((draining(1, promoted=1), "spectral generations promote 1"), (None, None)):
+    heirs = (
+        (deployment(3, Status.ALLOCATED), "spectral generations promote 3"),
+        (draining(1, promoted=1), None),
+        (None, None),
+    )
+    for heir, remedy in heirs:
         with pytest.raises(RefusedError) as error:
             judging.require_retirable(live(2), [], None, heir=heir)
         assert refused(error) == (

@@ -77,7 +77,7 @@ HEALTHY = Facts(
     schema=SCHEMA,
     access=ACCESS,
     snapshot=SNAPSHOT,
-    latency=Latency(5000, timedelta(milliseconds=40)),
+    latency=Latency(5000, timedelta(milliseconds=40), 7),
 )
 
 

@@ -133,8 +133,10 @@ def test_draining_is_told_and_what_has_drained_may_be_retired() -> None:
     deployments = (*look().deployments, drained)
     assert "Generation 6 is draining: 2 events left." in told(judge(look(deployments=deployments, backlogs=(left,))))
     verdict = judge(look(deployments=deployments))
-    assert verdict.sentences[-1].text == "Generation 6 has drained; no worker runs it any more."
-    assert verdict.sentences[-1].command == "spectral generations retire 6"
+    assert verdict.sentences[-1].text == (
+        "Generation 6 has drained, and can still be rolled back to; to give that up: spectral generations retire 6"
+    )
+    assert verdict.sentences[-1].command is None, "what cannot be undone is not what to do next"
     only_old = judge(look(deployments=deployments, backlogs=(left,), workers=(worker(generation=6),)))
     assert only_old.sentences[0].text.startswith("Draining: 1 worker of generation 6")
 

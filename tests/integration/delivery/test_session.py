@@ -217,6 +217,23 @@ async def test_a_silent_host_does_not_take_the_time_of_those_behind_it(
             silent.accept()
 
 
+async def test_a_login_that_may_not_act_as_the_role_it_asks_for_is_told_what_to_do(
+    bench: Bench, postgres: PostgresServer
+) -> None:
+    name = str(conninfo_to_dict(bench.dsn)["dbname"])
+    await bench.execute("create role ambitious login password 'p'")
+    await bench.execute("create role exalted nologin")
+    options = {"user": "ambitious", "password": "p", "dbname": name, "options": "-c role=exalted"}
+    session = Session(make_conninfo(postgres.tcp_dsn, **options), "spectral", timedelta(seconds=10), settings={})
+    with pytest.raises(ConfigurationError, match=r"may not act as the role .* run: grant <role> to <login>"):
+        await session.connection()
+    await bench.execute("grant exalted to ambitious")
+    await session.connection()
+    await session.drop()
+    await bench.execute("drop role ambitious")
+    await bench.execute("drop role exalted")
+
+
 async def test_a_login_that_has_worked_is_waited_for_when_it_is_refused(bench: Bench, postgres: PostgresServer) -> None:
     name = str(conninfo_to_dict(bench.dsn)["dbname"])
     await bench.execute("create role rotated login password 'before'")

@@ -1,1 +1,1 @@
-"""The operators' side: the command line, and later the console and the MCP server, over one set of services."""
+"""The operators' side: the command line and the MCP server, and later the console, over one set of services."""

@@ -115,7 +115,8 @@ def require_retirable(
     if deployment.status is Status.LIVE:
         raise RefusedError(
             f"generation {generation} is live; promote another one first",
-            _LIST if heir is None else f"{_COMMAND} promote {heir.generation}",
+            # Not one to go back to: whoever retires a live generation has most likely mistyped it.
+            _LIST if heir is None or heir.generation < generation else f"{_COMMAND} promote {heir.generation}",
         )
     if blockers and deployment.status is not Status.RETIRED:
         target = live or heir

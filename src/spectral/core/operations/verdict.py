@@ -85,9 +85,8 @@ def _goings_on(snapshot: Snapshot) -> Iterator[Sentence]:
         if rows:
             yield Sentence(f"{name} is draining: {several(rows, 'event')} left.")
         elif not _is_served(snapshot, deployment.generation):
-            yield Sentence(
-                f"{name} has drained; no worker runs it any more.", Level.OK, words.retire(deployment.generation)
-            )
+            given_up = words.retire(deployment.generation)
+            yield Sentence(f"{name} has drained, and can still be rolled back to; to give that up: {given_up}")
     if snapshot.relaying is not None and snapshot.relaying.is_on and snapshot.relaying.relays:
         # Alive is what can be seen from here, and for which broker; not whether it gets there.
         relays = several(snapshot.relaying.relays, "relay is", "relays are")

@@ -120,7 +120,7 @@ def switch(
     if as_json:
         emit_json({"before": as_document(before), "mode": str(mode), "changed": done, "dry_run": dry_run})
     if done:
-        note(f"{mode}: {_SPOKEN[mode]}\n  take it back: spectral relay switch {before.mode}")
+        note(f"{mode}: {_SPOKEN[mode]}\n  take it back: spectral relay switch {before.mode} --reason <why>")
     elif before.mode == mode:
         note(f"{mode} already, by {plain(before.switched_by)}: {plain(before.reason or 'no reason')}")
     else:

@@ -13,12 +13,13 @@ from spectral.core.retention import overdue
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spectral.core.operations.doctor.facts import Facts
+    from spectral.core.operations.doctor.facts import Facts, Latency
     from spectral.core.operations.insights_values import Snapshot
     from spectral.core.operations.verdict_values import Limits
 
 _FEW_DEAD: Final = 10_000
 _ENOUGH: Final = 1_000
+_ENOUGH_DAYS: Final = 5
 
 
 def find_vacuum(facts: Facts, limits: Limits) -> Iterator[Finding]:
@@ -123,10 +124,10 @@ def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
     if snapshot is None or growth.has_broker(snapshot):
         return
     reasons, latency = list(growth.reasons_to_relay(snapshot, limits)), facts.latency
-    if latency is not None and latency.p99 is not None and latency.sample >= _ENOUGH and latency.p99 > limits.ack:
+    if latency is not None and latency.p99 is not None and _is_slow(latency, limits):
         reasons.append(
-            f"The 99th percentile from due to delivered was {latency.p99.total_seconds():,.1f} s over the last week"
-            f" (sample of {latency.sample:,})"
+            f"On every one of {latency.days} days of the last week one event in a hundred took"
+            f" {latency.p99.total_seconds():,.1f} s or more from due to delivered (sample of {latency.sample:,})"
         )
     if reasons:
         yield Finding(
@@ -136,6 +137,12 @@ def find_need_of_a_broker(facts: Facts, limits: Limits) -> Iterator[Finding]:
             "The growth plan's second step: a broker wakes and spreads the work, the outbox stays the truth",
             _next_step(snapshot),
         )
+
+
+def _is_slow(latency: Latency, limits: Limits) -> bool:
+    """Whether it is so day after day: a day without workers has another remedy than a broker."""
+    is_known = latency.sample >= _ENOUGH and latency.days >= _ENOUGH_DAYS
+    return is_known and latency.p99 is not None and latency.p99 > limits.ack
 
 
 def _next_step(snapshot: Snapshot) -> str:

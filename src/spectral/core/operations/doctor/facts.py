@@ -98,10 +98,15 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """From due to delivered, over a sample of the rows delivered within the last week."""
+    """From due to delivered, over a sample of the rows delivered within the last week.
+
+    p99: the 99th percentile of the best of its days; days: how many there were. A day without workers says nothing of
+    how fast they are.
+    """
 
     sample: int
     p99: timedelta | None
+    days: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,5 +110,5 @@ async def read_latency(database: Database, outbox: Table | None) -> Latency:
     """How long rows took from due to delivered, by a sample."""
     rows = outbox.rows if outbox is not None else 0
     percent = min(100.0, 100.0 * _SAMPLE / max(rows, 1))
-    found: list[tuple[int, timedelta | None]] = await database.tuples(statements.LATENCY, {"percent": percent})
+    found: list[tuple[int, timedelta | None, int]] = await database.tuples(statements.LATENCY, {"percent": percent})
     return Latency(*found[0])

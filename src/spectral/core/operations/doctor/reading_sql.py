@@ -136,11 +136,15 @@ limit 3
 
 # Blocks drawn at random until there should be `rows` rows: as cheap on a table of a hundred million as on a small one.
 LATENCY: Final = b"""
-select
-    count(*)::integer as sample,
-    percentile_disc(0.99) within group (order by outbox.delivered_at - outbox.next_attempt_at) as p99
-from core.outbox tablesample system (%(percent)s)
-where outbox.status = 'delivered'
-  and outbox.target is not null
-  and outbox.delivered_at > clock_timestamp() - interval '7 days'
+select coalesce(sum(day.sample), 0)::integer as sample, min(day.p99) as p99, count(*)::integer as days
+from (
+    select
+        count(*) as sample,
+        percentile_disc(0.99) within group (order by outbox.delivered_at - outbox.next_attempt_at) as p99
+    from core.outbox tablesample system (%(percent)s)
+    where outbox.status = 'delivered'
+      and outbox.target is not null
+      and outbox.delivered_at > clock_timestamp() - interval '7 days'
+    group by date_trunc('day', outbox.delivered_at)
+) as day
 """

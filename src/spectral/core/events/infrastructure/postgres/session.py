@@ -77,6 +77,8 @@ _REMEDIES: Final = {
     "3F": "this database has no Spectral schema, or an old one; run: spectral migrate up",
     "42P01": "this database has no Spectral schema, or an old one; run: spectral migrate up",
     "42883": "this database has no Spectral schema, or an old one; run: spectral migrate up",
+    "role": "this login may not act as the role that the connection's options name (PGOPTIONS, or `options` in the"
+    " connection string); run: grant <role> to <login>",
     "42501": "this role may not deliver events; run: grant spectral_worker to <role>",
 }
 
@@ -377,6 +379,8 @@ def _refusal(message: str) -> str:
         return "3D"
     if re.search(r"FATAL: +(\w+ authentication failed|role .* does not exist|no pg_hba\.conf entry)", message):
         return "28"
+    if re.search(r"FATAL: +permission denied to set role", message):
+        return "role"
     return ""
 
 
