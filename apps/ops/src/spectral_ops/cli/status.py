@@ -35,8 +35,8 @@ def status(as_json: AsJson = False) -> None:
         status_screen.show(
             console,
             *status_screen.verdict_parts(verdict, console.width),
-            status_screen.backlog_table(snapshot),
-            status_screen.worker_table(snapshot),
+            status_screen.backlog_table(snapshot, console.width),
+            status_screen.worker_table(snapshot, console.width),
         )
         note(f"{where} at {snapshot.taken_at:%Y-%m-%d %H:%M:%S} UTC, by the database's clock")
     if verdict.level is Level.UNHEALTHY:

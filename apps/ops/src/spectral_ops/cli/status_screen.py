@@ -11,7 +11,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
-from rich.table import Table
 from rich.text import Text
 
 from spectral.core.operations.insights_values import NOTHING
@@ -19,6 +18,7 @@ from spectral.core.operations.verdict_values import Level
 from spectral.core.operations.verdict_words import listed, spoken
 from spectral_ops.cli.database import environment
 from spectral_ops.cli.events_options import plain, plain_lines
+from spectral_ops.cli.fitted_table import Name, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +38,7 @@ COMMAND_STYLE: Final = "cyan"
 
 _MARGIN: Final = max(len(level) for level in Level) + 2
 _READABLE: Final = 100  # a longer line is hard to follow with the eye
-_PIPE_WIDTH: Final = 120
-_WIDEST: Final = 1000
+_WIDEST: Final = 10_000
 _MOST_WORKERS: Final = 12
 _BAR: Final = 20
 
@@ -47,7 +46,7 @@ _BAR: Final = 20
 def screen() -> Console:
     """Stdout, as wide as it is; a pipe has no width, unless COLUMNS gives it one."""
     known = sys.stdout.isatty() or environment().get("COLUMNS")
-    return Console(width=None if known else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+    return Console(width=None if known else _WIDEST, markup=False, highlight=False, emoji=False)
 
 
 def block(level: Level, lines: Sequence[str], command: str | None, width: int) -> Text:
@@ -84,60 +83,59 @@ def verdict_parts(verdict: Verdict, width: int) -> tuple[Text, Text | None]:
     return headline, Text("\n").join(others) if others else None
 
 
-def backlog_table(snapshot: Snapshot, *, bars: bool = False) -> Table | None:
+def backlog_table(snapshot: Snapshot, width: int, *, bars: bool = False) -> RenderableType | None:
     """What waits, runs and failed, by context and generation; none if there is nothing at all."""
     if not snapshot.backlogs:
         return None
-    table = _table("context", "generation", bars="backlog" if bars else None)
-    for heading in ("due", "oldest", "later", "in flight", "stale", "failed", "workers"):
-        table.add_column(heading, justify="right", no_wrap=True)
     most = max((backlog.due.value for backlog in snapshot.backlogs), default=0)
+    rows: list[list[str | Text | Name]] = []
     for backlog in snapshot.backlogs:
         servants = len(snapshot.servants(backlog.context, backlog.generation))
         braked = " braked" if snapshot.brake_on(backlog.context) else ""
-        table.add_row(
-            f"{plain(backlog.context) or '(broadcasts)'}{braked}",
-            f"{backlog.generation} {backlog.generation_status or 'unknown'}",
-            *([_bar(backlog, most)] if bars else []),
-            _number(backlog.due),
-            _age(backlog.oldest_due),
-            _number(backlog.waiting),
-            _number(backlog.in_flight),
-            _number(backlog.stale, "yellow"),
-            _number(backlog.failed, "red"),
-            Text(str(servants), "" if servants or not backlog.due else "bold red"),
+        rows.append(
+            [
+                Name(plain(backlog.context) or "(broadcasts)", braked),
+                f"{backlog.generation} {backlog.generation_status or 'unknown'}",
+                *([_bar(backlog, most)] if bars else []),
+                _number(backlog.due),
+                _age(backlog.oldest_due),
+                _number(backlog.waiting),
+                _number(backlog.in_flight),
+                _number(backlog.stale, "yellow"),
+                _number(backlog.failed, "red"),
+                Text(str(servants), "" if servants or not backlog.due else "bold red"),
+            ]
         )
-    return table
+    names, bar = ["context", "generation"], "backlog".ljust(_BAR)
+    numbers = ["due", "oldest", "later", "in flight", "stale", "failed", "workers"]
+    return fitted([*names, bar], numbers, rows, width, spare=bar) if bars else fitted(names, numbers, rows, width)
 
 
-def worker_table(snapshot: Snapshot) -> RenderableType | None:
-    """Who is at work; the vanished ones first, for they are what is looked for."""
+def worker_table(snapshot: Snapshot, width: int) -> RenderableType | None:
+    """Who is at work, then who vanished: a screen that ends before the list does must not hide that somebody works."""
     if not snapshot.workers:
         return None
-    table = _table("worker", "state", "generations", "contexts", "where")
-    table.add_column("in flight", justify="right", no_wrap=True)
-    table.add_column("since", justify="right", no_wrap=True)
-    for worker in sorted(snapshot.workers, key=lambda each: each.alive)[:_MOST_WORKERS]:
-        table.add_row(
-            plain(worker.name),
+    ordered = [*snapshot.living, *snapshot.vanished]
+    rows: list[list[str | Text | Name]] = [
+        [
+            Name(plain(worker.name)),
             Text("alive", "green") if worker.alive else Text("vanished", "bold red"),
             listed(worker.generations),
-            plain(listed(worker.contexts)),
-            f"{plain(worker.host)} pid {worker.pid}",
+            Name(plain(listed(worker.contexts))),
+            Name(plain(worker.host), f" pid {worker.pid}"),
             str(worker.in_flight or ""),
             _age(snapshot.taken_at - worker.signed_in_at),
-        )
-    more = len(snapshot.workers) - _MOST_WORKERS
-    return Group(table, Text(f"and {more} more workers")) if more > 0 else table
-
-
-def _table(*headings: str, bars: str | None = None) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    if bars is not None:
-        table.add_column(bars, width=_BAR, no_wrap=True)
-    return table
+        ]
+        for worker in ordered[:_MOST_WORKERS]
+    ]
+    names = ("worker", "state", "generations", "contexts", "where")
+    table = fitted(names, ("in flight", "since"), rows, width)
+    more = ordered[_MOST_WORKERS:]
+    if not more:
+        return table
+    vanished = sum(not worker.alive for worker in more)
+    among = f", {vanished} of them vanished" if vanished else ""
+    return Group(table, Text(f"and {len(more)} more workers{among}"))
 
 
 def _number(amount: Amount, style: str = "") -> Text:

@@ -25,7 +25,7 @@ _STEPS: Final = "▁▂▃▄▅▆▇█"
 def parts(snapshot: Snapshot, rates: Rates, history: Sequence[Rates], width: int) -> list[RenderableType | None]:
     """Verdict, rates, what waits, what is wrong, who works: what matters most is not below the edge."""
     headline, others = verdict_parts(judge(snapshot), width)
-    backlog, workers = backlog_table(snapshot, bars=True), worker_table(snapshot)
+    backlog, workers = backlog_table(snapshot, width, bars=True), worker_table(snapshot, width)
     return [_title(snapshot), headline, _rates(rates, history), backlog, others, workers]
 
 
