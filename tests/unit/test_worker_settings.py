@@ -30,7 +30,7 @@ def test_a_time_that_would_make_the_worker_spin_is_refused_by_name(name: str) ->
         WorkerTimes(**{name: timedelta(0)})
 
 
-@pytest.mark.parametrize("name", ["stop", "patience", "grace", "unhandled_after", "degraded_after"])
+@pytest.mark.parametrize("name", ["stop", "patience", "grace", "unhandled_after", "degraded_after", "start"])
 def test_no_patience_at_all_is_a_choice(name: str) -> None:
     assert getattr(WorkerTimes(**{name: timedelta(0)}), name) == timedelta(0)
 
@@ -48,6 +48,7 @@ def test_the_defaults_are_the_protocols() -> None:
     assert (seconds["reconnect"], seconds["reconnect_cap"]) == (1, 30)
     assert seconds["heartbeat"] + seconds["answer"] <= 15, "a half-open socket is noticed within fifteen seconds"
     assert seconds["unhandled_after"] == 300
+    assert seconds["start"] == 60
 
 
 # numbers

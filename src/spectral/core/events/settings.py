@@ -23,7 +23,7 @@ SERVICE_VARIABLES: Final = ("SPECTRAL_SERVICE", "OTEL_SERVICE_NAME")
 ENVIRONMENT_VARIABLE: Final = "SPECTRAL_ENVIRONMENT"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
-_MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "stop", "patience", "degraded_after"})
+_MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "start", "stop", "patience", "degraded_after"})
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
@@ -128,6 +128,7 @@ class WorkerTimes:
     reconnect, reconnect_cap: the ear's backoff; the hands' is the same but never longer than `poll_deaf`.
     lease: how long a claim stands without renewal; grace: how long after a claim its worker may show no sign of life;
         reap: how often to look for such claims; unhandled_after: how long a row waits for a handler to appear.
+    start: how long a worker that ends by itself (`drained`, `once`) waits for a database that is not there.
     stop: how long running handlers may take when the worker stops; patience: how long a handler may take to obey its
         cancellation.
     """
@@ -143,6 +144,7 @@ class WorkerTimes:
     grace: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=4)
     unhandled_after: timedelta = timedelta(seconds=300)
+    start: timedelta = timedelta(seconds=60)
     stop: timedelta = timedelta(seconds=30)
     patience: timedelta = timedelta(seconds=10)
 
