@@ -217,6 +217,16 @@ def test_one_that_ends_by_itself_gives_up_a_database_that_is_not_there_with_75(
     assert "secret-word" not in worker.text
 
 
+def test_a_generation_that_looks_like_a_slip_is_a_warning(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    variables = {"SPECTRAL_DATABASE_URL": database, "SPECTRAL_GENERATION": "77"}
+    with WorkerProcess(tmp_path, "app:platform", "--drain", **variables) as worker:
+        assert worker.end() == 0
+    (line,) = worker.logged("never allocated")
+    assert line["level"] == "warning"
+    assert line["advice"] == "generation 77 was never allocated; live is 1: check SPECTRAL_GENERATION"
+
+
 def test_a_worker_that_crashes_says_so_once_and_exits_with_1(database: str, tmp_path: Path) -> None:
     write_app(
         tmp_path,

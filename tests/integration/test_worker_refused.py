@@ -76,11 +76,11 @@ def not_there(monkeypatch: pytest.MonkeyPatch, *, start: float) -> tuple[Listene
     """A worker that never gets to its database, and how often it tried."""
     tries: list[None] = []
 
-    async def subscribe(*_: object, **__: object) -> None:
+    async def ask(_: object) -> None:
         tries.append(None)
         raise SubstrateLostError("no such host")
 
-    monkeypatch.setattr(PostgresClaims, "subscribe", subscribe)
+    monkeypatch.setattr(PostgresClaims, "live_far_below", ask)
     times = WorkerTimes(start=timedelta(seconds=start), poll_deaf=timedelta(milliseconds=100))
     settings, database = WorkerSettings(generation=1, times=times), DatabaseSettings(dsn="host=nowhere")
     return worker(platform(), settings=settings, database=database, probe=RecordingProbe()), tries

@@ -61,13 +61,13 @@ def test_less_than_one_of_anything_is_refused_by_name(name: str, value: Any) -> 
         settings(**{name: value})
 
 
-@pytest.mark.parametrize("generation", [-1, 2**63, "1", 1.0, True, None])
+@pytest.mark.parametrize("generation", [-1, 10**15 + 1, 2**63, "1", 1.0, True, None])
 def test_a_generation_that_is_none_is_refused(generation: Any) -> None:  # noqa: ANN401  that is the fault
     with pytest.raises(ConfigurationError, match="generation"):
         settings(generation=generation)
 
 
-@pytest.mark.parametrize("generation", [-1, 2**63, "1"])
+@pytest.mark.parametrize("generation", [-1, 10**15 + 1, 2**63, "1"])
 def test_an_accepted_generation_that_is_none_is_refused(generation: Any) -> None:  # noqa: ANN401  that is the fault
     with pytest.raises(ConfigurationError, match="generation"):
         settings(accept_generations=frozenset({generation}))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.channels import DEFAULT_CHANNEL, MAX_GENERATION, PROCESSING_CLASS_PATTERN, channel_for
+from spectral.core.events.channels import DEFAULT_CHANNEL, PROCESSING_CLASS_PATTERN, channel_for
 from spectral.core.events.envelope import CONTEXT_PATTERN, DEFAULT_CONTEXTS
 from spectral.core.events.failure import ConfigurationError
 
@@ -24,6 +24,9 @@ ENVIRONMENT_VARIABLE: Final = "SPECTRAL_ENVIRONMENT"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 _MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "start", "stop", "patience", "degraded_after"})
+MAX_RELEASE: Final = 10**15
+"""The highest generation of a release. A column would take more, but then there may be no number for the next one."""
+
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
@@ -63,9 +66,9 @@ class PublishSettings:
     require_transaction: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
+        if type(self.generation) is not int or not 0 <= self.generation <= MAX_RELEASE:
             raise ConfigurationError(
-                f"generation must be a whole number between 0 and {MAX_GENERATION}, not {self.generation!r}"
+                f"generation must be a whole number between 0 and {MAX_RELEASE}, not {self.generation!r}"
             )
         contexts: object = self.contexts
         if isinstance(contexts, str):  # its letters would pass for a set of names
@@ -109,10 +112,10 @@ def parse_generation(text: str | None, variable: str = GENERATION_VARIABLE) -> i
     cleaned = text.strip()
     # isascii: int() would take other scripts' digits, and underscores
     digits = cleaned.isascii() and cleaned.isdigit() and len(cleaned) <= _MAX_GENERATION_DIGITS
-    if not digits or int(cleaned) > MAX_GENERATION:
+    if not digits or int(cleaned) > MAX_RELEASE:
         raise ConfigurationError(
             f"{variable}={cleaned[:40]!r} is not a generation: "
-            f"set it to a whole number between 0 and {MAX_GENERATION}, such as {variable}=1"
+            f"set it to a whole number between 0 and {MAX_RELEASE}, such as {variable}=1"
         )
     return int(cleaned)
 

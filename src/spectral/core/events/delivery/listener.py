@@ -20,7 +20,7 @@ from spectral.core.events.delivery.health import Health, State
 from spectral.core.events.delivery.shift import Calls, Shift
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
-from spectral.core.events.probe import Crashed, Started, Stopped, Stopping, SubstrateLost
+from spectral.core.events.probe import Crashed, NeverAllocated, Started, Stopped, Stopping, SubstrateLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -165,8 +165,11 @@ class Listener:
         settings, routes = self._desk.settings, self._desk.routes
         backoff = Backoff(_FIRST_PAUSE, settings.times.poll_deaf)
         deadline = None if until == "stopped" else time.monotonic() + settings.times.start.total_seconds()
+        live: int | None = None
         while not self._calls.stop.is_set():
             try:
+                # Before it is on record itself; what was answered once stands, should the record be asked for again.
+                live = live if live is not None else await self._connections.claims.live_far_below()
                 lacking = await self._connections.claims.subscribe(
                     routes.subscriptions(), replace=settings.replace_subscriptions
                 )
@@ -190,6 +193,8 @@ class Listener:
                     "settles it. Add them to this worker, start it with another generation or, if they were renamed "
                     "or removed, start it with --replace-subscriptions (WorkerSettings(replace_subscriptions=True))"
                 )
+            if live is not None:
+                self._desk.probe.tell(NeverAllocated(settings.generation, live))
             return True
         return False
 
