@@ -190,6 +190,43 @@ def test_a_database_that_is_down_is_waited_for_without_showing_its_password(tmp_
     assert "canary" not in worker.text
 
 
+@pytest.mark.parametrize("arguments", [("--drain",), ("--once",), ("--drain", "--processes", "2")], ids=" ".join)
+def test_one_that_ends_by_itself_gives_up_a_database_that_is_not_there_with_75(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    write_app(
+        tmp_path,
+        """
+        from spectral.core.events import WorkerSettings
+
+        # The default that all settings share: nobody has a minute.
+        object.__setattr__(WorkerSettings(generation=1).times, "start", timedelta(seconds=0.4))
+        """,
+    )
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        dsn = f"postgresql://worker:secret-word@127.0.0.1:{taken.getsockname()[1]}/nowhere"
+        with WorkerProcess(tmp_path, "app:platform", *arguments, SPECTRAL_DATABASE_URL=dsn) as worker:
+            assert worker.end() == 75
+    told = [line for line in worker.text.splitlines() if not line.startswith("{")]
+    assert len(told) == (2 if "2" in arguments else 1)
+    for line in told:
+        assert line.startswith("error: the database was not there within 0.4 s, nothing was started (")
+        assert "SPECTRAL_DATABASE_URL" in line
+    assert worker.logged("crashed") == []
+    assert "secret-word" not in worker.text
+
+
+def test_a_generation_that_looks_like_a_slip_is_a_warning(database: str, tmp_path: Path) -> None:
+    write_app(tmp_path)
+    variables = {"SPECTRAL_DATABASE_URL": database, "SPECTRAL_GENERATION": "77"}
+    with WorkerProcess(tmp_path, "app:platform", "--drain", **variables) as worker:
+        assert worker.end() == 0
+    (line,) = worker.logged("never allocated")
+    assert line["level"] == "warning"
+    assert line["advice"] == "generation 77 was never allocated; live is 1: check SPECTRAL_GENERATION"
+
+
 def test_a_worker_that_crashes_says_so_once_and_exits_with_1(database: str, tmp_path: Path) -> None:
     write_app(
         tmp_path,

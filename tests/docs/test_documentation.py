@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
 import pytest
+from fastapi.testclient import TestClient
 
 from docs.generate import pages
 from spectral.core.embedded import PostgresServer, database_of
@@ -82,6 +84,27 @@ def test_every_block_of_the_page_runs(
         assert "[('orders.order.placed', 'delivered', 42)]" in capsys.readouterr().out
     if dsn != database:
         postgres.drop_database(database_of(dsn))
+
+
+def test_what_the_application_of_the_page_publishes_is_delivered_inside_it(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECTRAL_DATABASE_URL", database)
+    monkeypatch.setenv("SPECTRAL_GENERATION", "1")
+    monkeypatch.setenv("SPECTRAL_CONTEXTS", "orders,billing")
+    page = blocks(ROOT / "docs" / "how-to" / "run-workers.md")
+    (table,) = [code for language, code in page if language == "sql"]
+    (application,) = [code for language, code in page if language == "python" and "FastAPI(" in code]
+    _run_sql(database, table)
+    names: dict[str, Any] = {"__name__": "documentation"}
+    exec(compile(application, "run-workers.md", "exec"), names)  # noqa: S102  the pages are ours
+    with TestClient(names["app"]) as client, psycopg.connect(database, autocommit=True) as connection:
+        client.post("/orders/42").raise_for_status()
+        deadline = time.monotonic() + 40
+        asked = "select status from core.outbox join orders on orders.id = (payload ->> 'order')::bigint"
+        while connection.execute(asked).fetchall() != [("delivered",)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
 
 def _run_sql(dsn: str, code: str) -> None:

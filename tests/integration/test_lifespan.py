@@ -161,8 +161,8 @@ class Server:
 
 
 @contextmanager
-def served(directory: Path, framework: str, dsn: str) -> Iterator[Server]:
-    (directory / "served.py").write_text(COMMON + framework)
+def served(directory: Path, framework: str, dsn: str, common: str = COMMON) -> Iterator[Server]:
+    (directory / "served.py").write_text(common + framework)
     server = Server(directory, dsn)
     try:
         yield server
@@ -208,6 +208,17 @@ def test_a_worker_that_dies_takes_the_server_down(tmp_path: Path, database: str,
         with pytest.raises(httpx.ConnectError):
             server.client.get("/handled")
     assert re.search(r"crashed.*ZeroDivisionError: a bug of ours", server.said)
+
+
+def test_a_worker_whose_program_configured_no_log_still_says_what_went_wrong(tmp_path: Path, database: str) -> None:
+    silent = COMMON.replace("logging.basicConfig(level=logging.INFO)\n", "").replace(
+        'handled.append(event.payload["n"])', 'raise TerminalHandlerError("no such scan")'
+    )
+    silent = silent.replace("failpoints\n", "failpoints, TerminalHandlerError\n")
+    with served(tmp_path, FASTAPI, database, silent) as server:
+        server.client.post("/publish").raise_for_status()
+        server.wait_for(r"handled .*status_result=failed last_error=.*no such scan")
+    assert "listening" not in server.said
 
 
 def test_a_worker_that_cannot_start_stops_the_server(tmp_path: Path, empty_database: str) -> None:

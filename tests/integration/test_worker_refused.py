@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from spectral.core.embedded import with_database
-from spectral.core.events import ConfigurationError, Consumer, DatabaseSettings, EventEnvelope, WorkerSettings
+from spectral.core.events import (
+    ConfigurationError,
+    Consumer,
+    DatabaseSettings,
+    EventEnvelope,
+    SubstrateLostError,
+    WorkerSettings,
+    WorkerTimes,
+)
 from spectral.core.events.bootstrap import worker
+from spectral.core.events.delivery.claim import Until
+from spectral.core.events.delivery.health import State
+from spectral.core.events.delivery.listener import Listener
+from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.events.testing import RecordingProbe
 
 
@@ -37,6 +51,39 @@ async def test_a_login_that_is_refused_is_named_as_the_cause(database: str) -> N
     stranger = urlunsplit(parts._replace(netloc="stranger@" + parts.netloc.rpartition("@")[2]))
     with pytest.raises(ConfigurationError, match="refuses this login"):
         await run(stranger)
+
+
+@pytest.mark.parametrize("until", ["once", "drained"])
+async def test_a_worker_that_ends_by_itself_tries_until_its_time_is_up_and_says_what_it_waited_for(
+    monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    listener, tries = not_there(monkeypatch, start=0.3)
+    with pytest.raises(SubstrateLostError, match=r"not there within 0\.3 s.*no such host.*SPECTRAL_DATABASE_URL"):
+        await listener.run(until)
+    assert len(tries) >= 2
+    assert listener.health().state is State.DEAD
+
+
+async def test_a_worker_that_is_to_run_goes_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener, tries = not_there(monkeypatch, start=0)
+    asyncio.get_running_loop().call_later(0.6, listener.stop)
+    await listener.run()
+    assert len(tries) >= 2
+    assert listener.health().state is State.STOPPED
+
+
+def not_there(monkeypatch: pytest.MonkeyPatch, *, start: float) -> tuple[Listener, list[None]]:
+    """A worker that never gets to its database, and how often it tried."""
+    tries: list[None] = []
+
+    async def ask(_: object) -> None:
+        tries.append(None)
+        raise SubstrateLostError("no such host")
+
+    monkeypatch.setattr(PostgresClaims, "live_far_below", ask)
+    times = WorkerTimes(start=timedelta(seconds=start), poll_deaf=timedelta(milliseconds=100))
+    settings, database = WorkerSettings(generation=1, times=times), DatabaseSettings(dsn="host=nowhere")
+    return worker(platform(), settings=settings, database=database, probe=RecordingProbe()), tries
 
 
 async def test_a_database_without_the_schema_is_told_to_be_migrated(empty_database: str) -> None:

@@ -108,6 +108,9 @@ class Table:
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         raise NotImplementedError
 
+    async def live_far_below(self) -> int | None:
+        raise NotImplementedError
+
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """Publishers of this stage ring all the same."""
         return bool(served) and self.streams

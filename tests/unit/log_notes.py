@@ -107,6 +107,7 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (probe.EarLost("X: no", A_MINUTE), "warning", logs.EAR_LOST),
     (probe.SubstrateLost("claim", "X: no", A_MINUTE), "warning", logs.DATABASE_LOST),
     (probe.LoopBlocked(1.23), "error", logs.LOOP_BLOCKED),
+    (probe.NeverAllocated(3, 1), "warning", logs.NEVER_ALLOCATED),
     (probe.Started("me", 3, ("worlds",)), "info", logs.STARTED),
     (probe.Stopping(4, A_MINUTE), "info", logs.STOPPING),
     (probe.Stopped(), "info", logs.STOPPED),

@@ -1,4 +1,7 @@
-"""Log lines: where they go. To the project's own structlog, else to the standard library's logging, else nowhere."""
+"""Log lines: where they go. To the project's own structlog, else to the standard library's logging.
+
+If nobody has configured either, a worker's warnings go to stderr, and a publisher's nowhere.
+"""
 
 from __future__ import annotations
 
@@ -245,16 +248,40 @@ def test_what_only_structlog_has_is_missing_without_it() -> None:
         log.try_unbind("target")
 
 
-def test_a_program_that_configured_nothing_hears_nothing() -> None:
-    script = """
-from uuid import UUID
-from spectral.core.events import probe
+def said_by_a_program(script: str) -> tuple[str, list[str]]:
+    """What it leaves on stdout and, line by line, on stderr."""
+    head = """
+import logging
+from datetime import timedelta
+from spectral.core.events import EventEnvelope, probe
 from spectral.core.events.infrastructure.observability.logs import LogTool
 from spectral.core.events.settings import Identity
-tool = LogTool(Identity(generation=1))
-tool.tell(probe.Stopped())
-tool.tell(probe.Crashed("X: no"))
-tool.tell(probe.Reaped(UUID(int=1), "failed", "lost", "other", 5))
+def tell(worker, *notes):
+    for note in notes:
+        LogTool(Identity(generation=1), worker).tell(note)
+envelope = EventEnvelope(event_type="worlds.scan.completed", source="worlds", target="platform", payload={})
+refused = probe.Published(probe.Publish((envelope,), 1), 0.1, probe.Failure("X", "X: no"), None)
+lost = probe.SubstrateLost("subscribe", "X: no", timedelta(seconds=1))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == ("", "")
+    command = [sys.executable, "-c", head + script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout, done.stderr.splitlines()
+
+
+def test_a_program_that_configured_nothing_hears_of_its_publishers_nothing() -> None:
+    assert said_by_a_program("tell(None, refused)") == ("", [])
+
+
+def test_a_program_that_configured_nothing_hears_of_its_worker_what_went_wrong() -> None:
+    out, (first, second) = said_by_a_program(
+        "tell(None, refused); tell('me', probe.Stopped(), lost, probe.Crashed('no'))"
+    )
+    assert out == ""
+    assert first.startswith("database lost service=")
+    assert second.startswith("crashed service=")
+
+
+def test_a_program_that_configured_logging_hears_of_both_each_once() -> None:
+    configured = "logging.basicConfig(level='INFO', format='%(name)s %(message).9s')"
+    _, lines = said_by_a_program(f"tell(None, refused); {configured}; tell(None, refused); tell('me', probe.Stopped())")
+    assert lines == ["spectral.publish publish r", "spectral.worker stopped s"]

@@ -70,7 +70,7 @@ def test_a_delay_is_stamped(delay: timedelta) -> None:
     assert prepared(delay=delay).stamp.delay == delay
 
 
-@pytest.mark.parametrize("generation", [0, 2**63 - 1])
+@pytest.mark.parametrize("generation", [0, 10**15])
 def test_any_generation_is_stamped(generation: int) -> None:
     stamp = publishing(generation=generation).prepare(an_envelope(), {}).stamp
     assert (stamp.generation, stamp.channel) == (generation, f"outbox_gen_{generation}")

@@ -30,7 +30,7 @@ def test_a_time_that_would_make_the_worker_spin_is_refused_by_name(name: str) ->
         WorkerTimes(**{name: timedelta(0)})
 
 
-@pytest.mark.parametrize("name", ["stop", "patience", "grace", "unhandled_after", "degraded_after"])
+@pytest.mark.parametrize("name", ["stop", "patience", "grace", "unhandled_after", "degraded_after", "start"])
 def test_no_patience_at_all_is_a_choice(name: str) -> None:
     assert getattr(WorkerTimes(**{name: timedelta(0)}), name) == timedelta(0)
 
@@ -48,6 +48,7 @@ def test_the_defaults_are_the_protocols() -> None:
     assert (seconds["reconnect"], seconds["reconnect_cap"]) == (1, 30)
     assert seconds["heartbeat"] + seconds["answer"] <= 15, "a half-open socket is noticed within fifteen seconds"
     assert seconds["unhandled_after"] == 300
+    assert seconds["start"] == 60
 
 
 # numbers
@@ -60,13 +61,13 @@ def test_less_than_one_of_anything_is_refused_by_name(name: str, value: Any) -> 
         settings(**{name: value})
 
 
-@pytest.mark.parametrize("generation", [-1, 2**63, "1", 1.0, True, None])
+@pytest.mark.parametrize("generation", [-1, 10**15 + 1, 2**63, "1", 1.0, True, None])
 def test_a_generation_that_is_none_is_refused(generation: Any) -> None:  # noqa: ANN401  that is the fault
     with pytest.raises(ConfigurationError, match="generation"):
         settings(generation=generation)
 
 
-@pytest.mark.parametrize("generation", [-1, 2**63, "1"])
+@pytest.mark.parametrize("generation", [-1, 10**15 + 1, 2**63, "1"])
 def test_an_accepted_generation_that_is_none_is_refused(generation: Any) -> None:  # noqa: ANN401  that is the fault
     with pytest.raises(ConfigurationError, match="generation"):
         settings(accept_generations=frozenset({generation}))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spectral.core.events import ConfigurationError, Consumer
-from spectral.core.events.probe import Unhandled
+from spectral.core.events.probe import NeverAllocated, Unhandled
 from tests.integration.delivery.platform_worker import COMPLETED, STARTED, Bench, Scan, shortened, until
 
 
@@ -126,6 +126,28 @@ async def test_a_retired_generation_is_refused(bench: Bench, seen: Counter[int])
 async def test_an_unknown_generation_is_recorded_as_allocated(bench: Bench, seen: Counter[int]) -> None:
     await bench.worker(mailing(seen), generation=7).run(until="once")
     assert await bench.value("select status from core.deployments where generation = 7") == "allocated"
+
+
+async def test_a_generation_far_above_the_live_one_that_nobody_allocated_is_told_of(
+    bench: Bench, seen: Counter[int]
+) -> None:
+    await bench.worker(mailing(seen), generation=77).run(until="once")
+    assert bench.notes.of(NeverAllocated) == [NeverAllocated(77, 1)]
+
+
+@pytest.mark.parametrize("generation", [1, 2, 77])
+async def test_of_a_generation_that_is_live_or_was_allocated_nothing_is_told(
+    bench: Bench, seen: Counter[int], generation: int
+) -> None:
+    await bench.connection.execute("insert into core.deployments (generation) values (77)")
+    await bench.worker(mailing(seen), generation=generation).run(until="once")
+    assert bench.notes.of(NeverAllocated) == []
+
+
+async def test_of_the_generation_after_the_live_one_nothing_is_told(bench: Bench, seen: Counter[int]) -> None:
+    await bench.connection.execute("delete from core.deployments where generation = 2")
+    await bench.worker(mailing(seen), generation=2).run(until="once")
+    assert bench.notes.of(NeverAllocated) == []
 
 
 async def test_what_a_worker_handles_is_on_record(bench: Bench, seen: Counter[int]) -> None:

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from spectral.core.events.bootstrap import named, worker
-from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
@@ -83,6 +83,7 @@ def run_worker(order: Order) -> int:
 
     Raises:
         ConfigurationError: nothing was started; the message says what to do.
+        SubstrateLostError: nothing was started, for the database was not there in time; so may it be the next time.
     """
     signals = StopSignals(patience_of(order.settings))
     consumers = locate_consumers(order.apps)
@@ -185,7 +186,7 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         signals.tell(lambda: loop.call_soon_threadsafe(listener.stop))
         try:
             await listener.run(order.until)
-        except ConfigurationError:
+        except (ConfigurationError, SubstrateLostError):  # nothing was started
             raise
         except Exception:  # noqa: BLE001  the listener has logged it; what is left is the exit code
             if order.debug:

@@ -3,6 +3,8 @@
 a child dies             it is started again, after 1, 2, 4 ... 30 seconds; a minute of life forgets its past
 a child cannot start     (exit code 2) so cannot the others: all are stopped, and the parent ends with 2; if one of them
                          has worked for half a minute before, it has died instead: what was right may be so again
+a child finds no         (exit code 75) only one that ends by itself gives up; it is not started again, and the parent
+database                 ends with 75, unless another child ended worse
 SIGTERM, SIGINT          passed on, the second too; the parent ends after its children, with 0 if all ended with 0
 the parent is killed     the kernel sends every child SIGTERM
 """
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _CANNOT_START: Final = 2
+_NO_DATABASE: Final = 75
 _FIRST_PAUSE: Final = timedelta(seconds=1)
 _LONGEST_PAUSE: Final = timedelta(seconds=30)
 _FORGIVEN_AFTER: Final = 60.0
@@ -52,7 +55,8 @@ class _Child:
 class Supervisor:
     """Watches one child for each command; make and run it in the main thread, once in a process.
 
-    `patience` is how long a child may take to stop; `ends_by_itself` says that exit code 0 means done, not died.
+    `patience` is how long a child may take to stop; `ends_by_itself` says that exit code 0 means done, not died, and
+    that a child which found no database leaves it at that.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], *, patience: float, ends_by_itself: bool) -> None:
@@ -84,7 +88,10 @@ class Supervisor:
                 self._kill_all()
         if self._refused:
             return _CANNOT_START
-        return 0 if all(child.code == 0 for child in self._children) else 1
+        codes = {child.code for child in self._children}
+        if codes <= {0, _NO_DATABASE}:
+            return _NO_DATABASE if _NO_DATABASE in codes else 0
+        return 1
 
     def _start_those_due(self) -> None:
         now = time.monotonic()
@@ -126,7 +133,7 @@ class Supervisor:
         running = [each.started_at for each in self._children if each.process is not None]
         self._has_worked = self._has_worked or time.monotonic() - min(running) >= _HAS_WORKED_AFTER
         child.process = None
-        if self._deadline is not None or (self._ends_by_itself and code == 0):
+        if self._deadline is not None or (self._ends_by_itself and code in {0, _NO_DATABASE}):
             # Ended by the signal itself: it was so young that it had not begun anything.
             child.code = 0 if code == -signal.SIGTERM else code
             self._say("info", "worker process ended", process=child.number, code=code)

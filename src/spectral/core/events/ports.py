@@ -101,6 +101,10 @@ class Claims(Bell, Protocol):
         """Record what this worker handles; answer what is on record that it lacks (then nothing was recorded)."""
         ...
 
+    async def live_far_below(self) -> int | None:
+        """The live generation, if this worker's is on no record and not the next one: a slip, perhaps. Else none."""
+        ...
+
     async def claim(self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
         """Claim, in one round trip; one answer for each ask."""
         ...

@@ -247,6 +247,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class NeverAllocated:
+    """The worker runs a generation far above the live one that nobody had allocated; the number is taken now."""
+
+    generation: int
+    live: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """The worker claims no more; what it holds is finished within the grace, then given back."""
 
@@ -371,7 +379,9 @@ DeliveryNote: TypeAlias = (
 )
 """Of one event, or a few."""
 
-WorkerNote: TypeAlias = EarOpened | EarLost | SubstrateLost | LoopBlocked | Started | Stopping | Stopped | Crashed
+WorkerNote: TypeAlias = (
+    EarOpened | EarLost | SubstrateLost | LoopBlocked | NeverAllocated | Started | Stopping | Stopped | Crashed
+)
 """Of the worker itself."""
 
 RelayNote: TypeAlias = Relayed | ReferencesVoid | BrokerLost | BrokerBack | RelaySwitched

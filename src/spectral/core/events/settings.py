@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from spectral.core.events.channels import DEFAULT_CHANNEL, MAX_GENERATION, PROCESSING_CLASS_PATTERN, channel_for
+from spectral.core.events.channels import DEFAULT_CHANNEL, PROCESSING_CLASS_PATTERN, channel_for
 from spectral.core.events.envelope import CONTEXT_PATTERN, DEFAULT_CONTEXTS
 from spectral.core.events.failure import ConfigurationError
 
@@ -23,7 +23,10 @@ SERVICE_VARIABLES: Final = ("SPECTRAL_SERVICE", "OTEL_SERVICE_NAME")
 ENVIRONMENT_VARIABLE: Final = "SPECTRAL_ENVIRONMENT"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
-_MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "stop", "patience", "degraded_after"})
+_MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "start", "stop", "patience", "degraded_after"})
+MAX_RELEASE: Final = 10**15
+"""The highest generation of a release. A column would take more, but then there may be no number for the next one."""
+
 _MAX_GENERATION_DIGITS: Final = 40  # some leading zeros are a habit, thousands of digits are an accident
 
 
@@ -63,9 +66,9 @@ class PublishSettings:
     require_transaction: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
+        if type(self.generation) is not int or not 0 <= self.generation <= MAX_RELEASE:
             raise ConfigurationError(
-                f"generation must be a whole number between 0 and {MAX_GENERATION}, not {self.generation!r}"
+                f"generation must be a whole number between 0 and {MAX_RELEASE}, not {self.generation!r}"
             )
         contexts: object = self.contexts
         if isinstance(contexts, str):  # its letters would pass for a set of names
@@ -109,10 +112,10 @@ def parse_generation(text: str | None, variable: str = GENERATION_VARIABLE) -> i
     cleaned = text.strip()
     # isascii: int() would take other scripts' digits, and underscores
     digits = cleaned.isascii() and cleaned.isdigit() and len(cleaned) <= _MAX_GENERATION_DIGITS
-    if not digits or int(cleaned) > MAX_GENERATION:
+    if not digits or int(cleaned) > MAX_RELEASE:
         raise ConfigurationError(
             f"{variable}={cleaned[:40]!r} is not a generation: "
-            f"set it to a whole number between 0 and {MAX_GENERATION}, such as {variable}=1"
+            f"set it to a whole number between 0 and {MAX_RELEASE}, such as {variable}=1"
         )
     return int(cleaned)
 
@@ -128,6 +131,7 @@ class WorkerTimes:
     reconnect, reconnect_cap: the ear's backoff; the hands' is the same but never longer than `poll_deaf`.
     lease: how long a claim stands without renewal; grace: how long after a claim its worker may show no sign of life;
         reap: how often to look for such claims; unhandled_after: how long a row waits for a handler to appear.
+    start: how long a worker that ends by itself (`drained`, `once`) waits for a database that is not there.
     stop: how long running handlers may take when the worker stops; patience: how long a handler may take to obey its
         cancellation.
     """
@@ -143,6 +147,7 @@ class WorkerTimes:
     grace: timedelta = timedelta(seconds=5)
     reap: timedelta = timedelta(seconds=4)
     unhandled_after: timedelta = timedelta(seconds=300)
+    start: timedelta = timedelta(seconds=60)
     stop: timedelta = timedelta(seconds=30)
     patience: timedelta = timedelta(seconds=10)
 

@@ -52,13 +52,18 @@ def _explain(error: Exception) -> tuple[str, str | None, ExitCode]:
     if missing is not None:
         return *missing, ExitCode.FAILED
     from spectral.core import database, migrations  # noqa: PLC0415  only a failing command pays for the import
-    from spectral.core.events.failure import ConfigurationError, SpectralError  # noqa: PLC0415  as above
+    from spectral.core.events.failure import (  # noqa: PLC0415  as above
+        ConfigurationError,
+        SpectralError,
+        SubstrateLostError,
+    )
 
     # The first line that fits decides, so the narrow classes stand above the wide ones.
     remedies: list[tuple[type[Exception], str | None, ExitCode]] = [
         (ConfirmationNeededError, None, ExitCode.NEEDS_CONFIRMATION),
         (ConfigurationError, None, ExitCode.USAGE),
         (database.DatabaseUnavailableError, "psql \"$SPECTRAL_DATABASE_URL\" -c 'select 1'", ExitCode.UNAVAILABLE),
+        (SubstrateLostError, None, ExitCode.UNAVAILABLE),
         (database.NotFoundError, None, ExitCode.NOT_FOUND),
         (migrations.MigrationDriftError, "spectral migrate status", ExitCode.FAILED),
         (SpectralError, None, ExitCode.FAILED),

@@ -74,7 +74,7 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     SPECTRAL_CLASSES, SPECTRAL_ACCEPT_GENERATIONS and SPECTRAL_DIRECT_URL are read too, and SPECTRAL_RELAY and
     SPECTRAL_BROKER_URL, which name a broker to take events from once `spectral relay switch` says so. Logs to stderr,
     as JSON unless that is a terminal; SPECTRAL_LOG_LEVEL says from which level on. Exit code 0 when stopped, 1 when it
-    crashed, 2 when it cannot start.
+    crashed, 2 when it cannot start, 75 when with --once or --drain the database was not there within a minute.
     """
     from spectral.core.events import settings as options  # noqa: PLC0415  pydantic comes with it
     from spectral_workers.health import Address  # noqa: PLC0415  as above

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self, cast, get_args
@@ -19,7 +20,7 @@ from spectral.core.events.delivery.health import Health, State
 from spectral.core.events.delivery.shift import Calls, Shift
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
-from spectral.core.events.probe import Crashed, Started, Stopped, Stopping, SubstrateLost
+from spectral.core.events.probe import Crashed, NeverAllocated, Started, Stopped, Stopping, SubstrateLost
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -52,6 +53,7 @@ class Listener:
 
         Raises:
             ConfigurationError: the worker does not fit this database; nothing was started.
+            SubstrateLostError: it was to end by itself, and the database was not there in time; nothing was started.
             BaseExceptionGroup: a part of it died, and all of it went down; what it died of was told as `Crashed`.
         """
         if self._has_run:
@@ -60,11 +62,11 @@ class Listener:
             raise ConfigurationError(f"a worker runs until one of {get_args(Until)}, not until {until!r}")
         self._has_run = True
         try:
-            if await self._subscribe():
+            if await self._subscribe(until):
                 await self._deliver(until)
         except BaseException as error:
             self._state = State.DEAD
-            if not isinstance(error, asyncio.CancelledError | ConfigurationError):
+            if not isinstance(error, asyncio.CancelledError | ConfigurationError | SubstrateLostError):
                 self._desk.probe.tell(Crashed(describe(_remedy(error) or error)))
             raise
         finally:
@@ -155,17 +157,29 @@ class Listener:
 
     # the order
 
-    async def _subscribe(self) -> bool:
-        """Record what this worker handles, waiting for the database if need be; false if stopped meanwhile."""
+    async def _subscribe(self, until: Until) -> bool:
+        """Record what this worker handles, waiting for the database if need be; false if stopped meanwhile.
+
+        One that ends by itself does not wait for ever: whatever starts it would start the next one beside it.
+        """
         settings, routes = self._desk.settings, self._desk.routes
         backoff = Backoff(_FIRST_PAUSE, settings.times.poll_deaf)
+        deadline = None if until == "stopped" else time.monotonic() + settings.times.start.total_seconds()
+        live: int | None = None
         while not self._calls.stop.is_set():
             try:
+                # Before it is on record itself; what was answered once stands, should the record be asked for again.
+                live = live if live is not None else await self._connections.claims.live_far_below()
                 lacking = await self._connections.claims.subscribe(
                     routes.subscriptions(), replace=settings.replace_subscriptions
                 )
             except SubstrateLostError as lost:
                 pause = backoff.next()
+                if deadline is not None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise _not_there(lost, settings.times.start) from None
+                    pause = min(pause, timedelta(seconds=left))
                 self._desk.probe.tell(SubstrateLost("subscribe", describe(lost), pause))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause.total_seconds()):
@@ -179,6 +193,8 @@ class Listener:
                     "settles it. Add them to this worker, start it with another generation or, if they were renamed "
                     "or removed, start it with --replace-subscriptions (WorkerSettings(replace_subscriptions=True))"
                 )
+            if live is not None:
+                self._desk.probe.tell(NeverAllocated(settings.generation, live))
             return True
         return False
 
@@ -192,6 +208,13 @@ class Listener:
     def _on_draining(self) -> None:
         self._state = State.DRAINING
         self._desk.probe.tell(Stopping(self._desk.held(), self._calls.grace))
+
+
+def _not_there(lost: SubstrateLostError, waited: timedelta) -> SubstrateLostError:
+    return SubstrateLostError(
+        f"the database was not there within {waited.total_seconds():g} s, nothing was started ({describe(lost)}); see "
+        "that it is up and that SPECTRAL_DATABASE_URL, DATABASE_URL or the PG* variables lead to it, then start again"
+    )
 
 
 def _remedy(error: BaseException) -> ConfigurationError | None:

@@ -93,6 +93,10 @@ class BrokerReception:
         """See `Claims`."""
         return await self._claims.subscribe(subscriptions, replace=replace)
 
+    async def live_far_below(self) -> int | None:
+        """See `Claims`."""
+        return await self._claims.live_far_below()
+
     async def claim(self, asks: Sequence[ClaimAsk], along: Along = NOTHING_ALONG) -> list[ClaimAnswer]:
         """See `Claims`."""
         if not self._receive.is_open:

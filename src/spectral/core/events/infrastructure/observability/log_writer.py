@@ -1,7 +1,8 @@
 """Where a log line goes: to the project's structlog if it has configured that, else to the standard library's logging.
 
-structlog that nobody configured prints to stdout, which is the program's own; so it is not used then. Logging that
-nobody configured stays silent, as a library's should.
+structlog that nobody configured prints to stdout, which is the program's own; so it is not used then. With logging that
+nobody configured publishers stay silent, as a library should; a worker's warnings and errors reach stderr by logging's
+own last resort, for nobody else would tell of what it has lost.
 
 Whoever logs while events are delivered must not wait for whoever reads the log: handlers' lines and those of the worker
 process are made where they are said (there are their time, their context and their exception), and written by an
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 LIBRARY: Final = "spectral"
 """The logger above all of the library's, and the key of a record's fields."""
+
+_PUBLISHER: Final = "spectral.publish"
+"""The logger of publishers."""
 
 _NAMES: Final = {
     logging.DEBUG: "debug",
@@ -215,12 +219,12 @@ def say_later(name: str, level: str, event: str, /, **fields: object) -> None:
 
 
 def standard_logger(name: str) -> logging.Logger:
-    """The standard library's logger of this name; silent unless somebody listens."""
-    library = logging.getLogger(LIBRARY)
-    if not library.handlers:
-        # Without any handler at all, logging would print warnings to stderr by itself.
-        library.addHandler(logging.NullHandler())
-    return logging.getLogger(name)
+    """The standard library's logger of this name; the publishers' is silent unless somebody listens."""
+    logger = logging.getLogger(name)
+    if name == _PUBLISHER and not logger.handlers:
+        # Without any handler at all, logging would print warnings to stderr by itself: a refusal is raised already.
+        logger.addHandler(logging.NullHandler())
+    return logger
 
 
 def log_standard(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:  # noqa: ANN401  anything

@@ -44,6 +44,7 @@ LISTENING: Final = "listening"
 EAR_LOST: Final = "ear lost"
 DATABASE_LOST: Final = "database lost"
 LOOP_BLOCKED: Final = "event loop blocked"
+NEVER_ALLOCATED: Final = "never allocated"
 STARTED: Final = "started"
 STOPPING: Final = "stopping"
 STOPPED: Final = "stopped"
@@ -253,6 +254,9 @@ class LogTool:
                 self._say(WARNING, DATABASE_LOST, doing=doing, error=error, retry_seconds=retry_in.total_seconds())
             case probe.LoopBlocked(seconds):
                 self._say(ERROR, LOOP_BLOCKED, seconds=round(seconds, 1))
+            case probe.NeverAllocated(generation, live):
+                advice = f"generation {generation} was never allocated; live is {live}: check SPECTRAL_GENERATION"
+                self._say(WARNING, NEVER_ALLOCATED, live=live, advice=advice)
             case probe.Started(_, _, contexts):
                 self._say(INFO, STARTED, contexts=contexts)
             case probe.Stopping(held, grace):

@@ -41,6 +41,10 @@ _SUBSCRIBE: Final = (
     b"select context, event_type, handler_name from core.outbox_subscribe("
     b"%s, %s::text[], %s::text[], %s::text[], %s::integer[], %s)"
 )
+_LIVE_FAR_BELOW: Final = (
+    b"select live.generation from core.live_generation as live where live.generation < %(generation)s::bigint - 1"
+    b" and not exists (select from core.deployments as known where known.generation = %(generation)s)"
+)
 _MAX_QUOTED: Final = 128
 """Lines have a few sets of types each; but a line that is short of room may ask for any of its types' subsets."""
 
@@ -78,6 +82,16 @@ class PostgresClaims:
                     "(SPECTRAL_GENERATION)"
                 ) from None
             return [Subscription(context, kind, name, 0) for context, kind, name in await cursor.fetchall()]
+
+        return await self._session.ask(ask)
+
+    async def live_far_below(self) -> int | None:
+        """See `Claims`."""
+
+        async def ask(connection: psycopg.AsyncConnection[Any]) -> int | None:
+            cursor = await connection.execute(_LIVE_FAR_BELOW, {"generation": self._settings.generation})
+            found = await cursor.fetchone()
+            return None if found is None else int(found[0])
 
         return await self._session.ask(ask)
 
