@@ -15,7 +15,7 @@ from spectral.core.events.delivery.desk import Desk, LoggerFor
 from spectral.core.events.delivery.keep import KeepLoop
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.ports import Keeper
-from spectral.core.events.probe import Note, NoteTaker, Unhandled
+from spectral.core.events.probe import Note, NoteTaker, Reaped, Unhandled
 from spectral.core.events.routes import Line, Routes
 
 FAILED = Unhandled("platform", [(uuid4(), "worlds.scan.forgotten")])
@@ -29,11 +29,14 @@ class Stage(NoteTaker):
         self.committed = asyncio.Event()
         self.answered = asyncio.Event()
         self.error: Exception | None = None
+        self.reaped = asyncio.Event()
         self.opening, self.may_open = asyncio.Event(), asyncio.Event()
         self.may_open.set()
         self.is_open = self.is_closed = False
         self.calls = 0
-        settings = WorkerSettings(generation=1, times=WorkerTimes(unhandled_after=timedelta(milliseconds=1)))
+        moment = timedelta(milliseconds=1)
+        times = {"unhandled_after": moment, "reap": moment, "grace": moment}
+        settings = WorkerSettings(generation=1, times=WorkerTimes(**times))
         routes = Routes((Line("platform", ("worlds.scan.completed",), ("platform.handler",), transactional=False),), {})
         desk = Desk(settings, routes, self, cast("LoggerFor", None), lambda: 0.5)
         loop = KeepLoop(cast("Keeper", self), desk, lambda: None, lambda _: None)
@@ -55,6 +58,10 @@ class Stage(NoteTaker):
         if self.error is not None:
             raise self.error
         return FAILED
+
+    async def reap(self) -> list[Reaped]:
+        self.reaped.set()
+        return []
 
     async def close(self) -> None:
         self.is_closed = True
@@ -107,3 +114,16 @@ async def test_a_worker_that_is_stopped_while_it_signs_in_can_sign_out() -> None
     stage.may_open.set()
     await stage.ends()
     assert stage.is_open, "else nobody could sign out what may have been signed in"
+
+
+async def test_a_heap_that_nobody_handles_keeps_nothing_from_being_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "_AT_ONCE", 0.0)
+    stage = Stage()
+    stage.answered.set()
+    await stage.committed.wait()
+    stage.reaped.clear()
+    async with asyncio.timeout(10):
+        await stage.reaped.wait()
+    assert stage.calls > 0
+    stage.keeping.cancel()
+    await stage.ends()

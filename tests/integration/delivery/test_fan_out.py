@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
+from psycopg.conninfo import conninfo_to_dict
+
 from spectral.core.events import Consumer, EventEnvelope, TerminalHandlerError, Transaction
 from spectral.core.events.probe import FannedOut
 from tests.integration.delivery.platform_worker import AT_ONCE, COMPLETED, Bench, Scan, until, write_effect
@@ -121,3 +123,28 @@ async def test_a_delayed_broadcast_reaches_its_context_on_time(bench: Bench) -> 
     async with bench.running(projecting("platform")):
         await bench.publish(1, target=None, delay=timedelta(seconds=0.5))
         await until(bench.effects, within=10)
+
+
+async def test_a_worker_whose_subscriptions_were_lost_with_its_server_makes_them_again(bench: Bench) -> None:
+    """As after a crash, or a standby that had not heard of them: its handlers are there, so broadcasts are for them."""
+    async with bench.running(projecting("platform")):
+        await bench.execute("delete from core.subscriptions")
+        await bench.execute("delete from core.deployments where generation = 1 and status <> 'live'")
+        await bench.terminate("claim")
+        await until(lambda: bench.value("select count(*) = 1 from core.subscriptions"))
+        await bench.publish(1, target=None)
+        await until(lambda: bench.value("select count(*) = 1 from public.effects"))
+
+
+async def test_a_subscription_is_on_disk_before_anybody_relies_on_it(bench: Bench) -> None:
+    name = conninfo_to_dict(bench.dsn)["dbname"]
+    await bench.execute(f"alter database {name} set synchronous_commit = 'local'")
+    await bench.execute("create table public.seen (durability text)")
+    await bench.execute("grant insert on public.seen to public")
+    await bench.execute(
+        "create function public.look() returns trigger language plpgsql as $$ begin"
+        " insert into public.seen values (current_setting('synchronous_commit')); return null; end $$"
+    )
+    await bench.execute("create trigger look after insert on core.subscriptions execute function public.look()")
+    await bench.drain(projecting("platform"))
+    assert await bench.value("select array_agg(distinct durability) from public.seen") == ["local"]

@@ -33,6 +33,7 @@ _RENEWALS_PER_LEASE: Final = 4
 _UNHANDLED_EVERY: Final = 60.0
 _MENDED_EVERY: Final = 3  # reaps: still within the time of a safety poll
 _END_WITHIN: Final = 2.0  # seconds
+_AT_ONCE: Final = 1.0  # second, for a chore that may find a heap
 
 
 class KeepLoop:
@@ -48,6 +49,7 @@ class KeepLoop:
         self._times = desk.settings.times
         self._down_since: float | None = time.monotonic()
         self._is_ending = False
+        self._unhandled_left = False
         self.may_renew: Callable[[], bool] = lambda: True
 
     @property
@@ -104,7 +106,8 @@ class KeepLoop:
             for chore, every in chores.items():
                 if time.monotonic() >= due[chore]:
                     await self._to_its_end(chore())
-                    due[chore] = time.monotonic() + every
+                    is_through = chore != self._fail_unhandled or not self._unhandled_left
+                    due[chore] = time.monotonic() + (every if is_through else 0.0)
 
     async def _to_its_end(self, chore: Coroutine[None, None, None]) -> None:
         """Do it; if cancelled meanwhile, soon.
@@ -150,6 +153,12 @@ class KeepLoop:
         await self._keeper.release_unknown(self._desk.known(), 2 * self._times.answer)
 
     async def _fail_unhandled(self) -> None:
+        """Some of a heap: while they are failed, nothing is renewed and nobody's claims are taken over."""
+        until = time.monotonic() + _AT_ONCE
         for context in dict.fromkeys(line.context for line in self._desk.routes.lines if line.event_types is not None):
             while not self._is_ending and (note := await self._keeper.fail_unhandled(context)):
                 self._desk.probe.tell(note)
+                if time.monotonic() >= until:
+                    self._unhandled_left = True
+                    return
+        self._unhandled_left = False

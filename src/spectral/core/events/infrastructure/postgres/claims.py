@@ -1,10 +1,13 @@
 """Claim, fan out and subscribe on a connection of their own.
 
-A claim's commit does not wait for the disk: a claim lost in a crash of the server is just pending again.
+A claim's commit does not wait for the disk: a claim lost in a crash of the server is just pending again. Of a lost
+subscription no broadcast would know from then on: its commit waits, and it is made again on every new connection, for
+the server behind that may be one that never heard of it.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,20 +70,29 @@ class PostgresClaims:
             settings.times.answer,
             settings={"synchronous_commit": "off", "lock_timeout": "2s"},
         )
+        self._subscriptions: Sequence[Subscription] | None = None
+        self._subscribed_on: psycopg.AsyncConnection[Any] | None = None
 
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         """See `Claims`."""
+        lacking = await self._subscribe(subscriptions, replace=replace)
+        self._subscriptions = subscriptions
+        return lacking
 
+    async def _subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         async def ask(connection: psycopg.AsyncConnection[Any]) -> list[Subscription]:
             columns = [list(column) for column in zip(*subscriptions, strict=True)] or [[], [], [], []]
             parameters = [self._settings.generation, *columns, replace]
             try:
-                cursor = await connection.execute(_SUBSCRIBE, parameters)
+                async with connection.transaction():
+                    await connection.execute(b"set local synchronous_commit to default")
+                    cursor = await connection.execute(_SUBSCRIBE, parameters)
             except psycopg.errors.ObjectNotInPrerequisiteState:
                 raise ConfigurationError(
                     f"generation {self._settings.generation} is retired: start the worker with one that is not "
                     "(SPECTRAL_GENERATION)"
                 ) from None
+            self._subscribed_on = connection
             return [Subscription(context, kind, name, 0) for context, kind, name in await cursor.fetchall()]
 
         return await self._session.ask(ask)
@@ -173,6 +185,9 @@ class PostgresClaims:
     async def _run(self, script: Sequence[bytes]) -> list[Rows]:
         if self._session.is_doubtful:
             await self._session.drop()
+        if self._subscriptions is not None and await self._session.connection() is not self._subscribed_on:
+            with suppress(ConfigurationError):  # its generation was retired meanwhile: it finishes what it has
+                await self._subscribe(self._subscriptions, replace=False)
         return [rows_of(result) for result in await self._session.ask_script(*script)]
 
     async def close(self) -> None:
