@@ -379,6 +379,22 @@ def test_a_late_claim_takes_no_more_than_asked_for(connection: Connection) -> No
     assert late(connection, timedelta(0), limit=2) == ids[:2]
 
 
+@pytest.mark.parametrize("heap", [50_500, 101_000])
+def test_a_late_claim_sees_past_a_heap_of_what_it_does_not_ask_for(connection: Connection, heap: int) -> None:
+    connection.execute(
+        "insert into core.outbox (event_type, source, target, generation, channel, next_attempt_at)"
+        " select 'worlds.heap.piled', 'worlds', 'platform', 1, 'outbox_gen_1',"
+        " clock_timestamp() + n * interval '1 us' from generate_series(1, %s) as n",
+        [heap],
+    )
+    connection.execute("analyze core.outbox")
+    ids = [publish(connection) for _ in range(3)]
+    (kind,) = connection.execute("select event_type from core.outbox where id = %s", [ids[0]]).fetchone() or ("",)
+    assert late(connection, timedelta(0), limit=2, types=[kind]) == ids[:2]
+    assert late(connection, timedelta(0), limit=2, types=[kind]) == ids[2:]
+    assert len(late(connection, timedelta(0), limit=2, types=["worlds.heap.piled"])) == 2
+
+
 def test_a_late_claim_serves_the_class_first_whose_first_row_has_waited_longest(connection: Connection) -> None:
     """Or one with more late rows than a claim takes would keep the others waiting for as long as it has them."""
     for oldest, channel in (("hot", None), (None, "hot")):

@@ -263,6 +263,19 @@ async def test_a_type_there_is_no_room_for_does_not_keep_out_another(stage: Rela
     assert started == [1]
 
 
+async def test_a_heap_that_nobody_handles_does_not_keep_out_what_somebody_does(stage: RelayStage) -> None:
+    """Its messages fill the lane, so that others are not even sent."""
+    seen: list[int] = []
+    await stage.switch(stage.settings.kind)
+    async with stage.relaying(replace(RELAY, most_waiting=50)), stage.working(counting(seen)) as listener:
+        await until(lambda: listener.health().takes_from == stage.settings.kind)
+        await stage.bench.publish(*range(500), event_type=STARTED)
+        await until(lambda: stage.bench.value("select count(*) >= 50 from core.outbox where relayed_at is not null"))
+        await stage.bench.publish(1)
+        await until(lambda: seen, within=15)  # as above
+    assert seen == [1]
+
+
 async def test_a_relay_and_a_worker_need_no_more_than_a_workers_role(stage: RelayStage) -> None:
     seen: list[int] = []
     with role(stage.bench.dsn, groups=("spectral_worker",)) as own:

@@ -36,6 +36,10 @@ _GOODBYE: Final = 2.0
 _FOREIGN: Final = 2_000
 """Messages a second that are somebody else's, at most: what nobody wants would be handed around as fast as can be."""
 
+_HEAP: Final = 20
+_CROWDED: Final = 5.0
+"""Messages that come together, none of them for this worker; and for how many seconds that is remembered."""
+
 _STEADY: Final = 5.0
 """Seconds after which a broker that is lost was not lost again."""
 
@@ -70,6 +74,7 @@ class ReceiveLoop:
         self._to_answer = asyncio.Event()
         self._unreadable = 0
         self._advised: set[str] = set()
+        self._crowded_until = 0.0
         self._held_for = min(_HELD_FOR, source.settings.redeliver_after.total_seconds() / 4)
 
     # what others ask
@@ -83,6 +88,11 @@ class ReceiveLoop:
     def is_open(self) -> bool:
         """Whether references come in, and are wanted."""
         return self._is_open and self._prefix is not None
+
+    @property
+    def is_crowded_out(self) -> bool:
+        """Whether it was handed a heap of what is for others, and nothing else, a moment ago."""
+        return asyncio.get_running_loop().time() < self._crowded_until
 
     def down_for(self) -> float:
         """For how many seconds they are wanted and do not come in; from any thread."""
@@ -193,8 +203,16 @@ class ReceiveLoop:
                 self.buffer.add(mine, clock())
                 self.on_received()
             if foreign := len(received) - len(mine):
+                if foreign >= _HEAP and not mine:
+                    self._is_crowded_out(clock())
                 self._give_back([each for each in received if not self._source.handles(each.reference)])
                 await asyncio.sleep(foreign / _FOREIGN)
+
+    def _is_crowded_out(self, now: float) -> None:
+        """What is for this worker may not even be sent, as long as so much waits that is not."""
+        was_so, self._crowded_until = self.is_crowded_out, now + _CROWDED
+        if not was_so:
+            self.on_received()
 
     def _tell_of_rubbish(self, receiver: BrokerReceiver) -> None:
         unreadable, self._unreadable = receiver.unreadable - self._unreadable, receiver.unreadable

@@ -124,7 +124,8 @@ class BrokerReception:
         if clock() >= self._late_at:
             return await self._late(asks)
         answers = await self._from_references(asks)
-        next_at = min(self._late_at, self._search_at) if self._receive.buffer else self._late_at
+        searches = self._receive.buffer or self._receive.is_crowded_out
+        next_at = min(self._late_at, self._search_at) if searches else self._late_at
         return Outlook((), min(timedelta(seconds=max(0.0, next_at - clock())), self._mode_due_in())), answers
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
@@ -204,7 +205,7 @@ class BrokerReception:
         taken = [buffer.take(ask.context, ask.event_types, ask.limit) for ask in asks]
         answers = [ClaimAnswer([]) for _ in asks]
         if not any(taken):
-            return await self._search(asks) if len(buffer) else answers
+            return await self._search(asks) if len(buffer) or self._receive.is_crowded_out else answers
         wanted = [
             ReferenceAsk(ask.context, [each.reference for each in received], ask.handler_names, ask.handler_types)
             for ask, received in zip(asks, taken, strict=True)
@@ -237,7 +238,7 @@ class BrokerReception:
             self._receive.on_received()  # a claim that comes back empty is no proof that nothing is there
 
     async def _search(self, asks: Sequence[ClaimAsk]) -> list[ClaimAnswer]:
-        """What is at hand there is no room for, and it keeps out what there is room for: that has to be searched."""
+        """What is at hand finds no room, or is for others, and keeps out the rest: that has to be searched."""
         clock = asyncio.get_running_loop().time
         began = clock()
         if began < self._search_at:
