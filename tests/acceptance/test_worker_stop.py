@@ -32,7 +32,7 @@ async def blocks(event: EventEnvelope, context: DeliveryContext) -> None:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_idle_worker_stops_at_once(database: str, tmp_path: Path, number: signal.Signals) -> None:
     write_app(tmp_path)
     with WorkerProcess(tmp_path, SPECTRAL_DATABASE_URL=database) as worker:

@@ -33,6 +33,7 @@ from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
 from spectral_workers.logs import configure_logs
 from spectral_workers.process import _flush, spare_the_collector
+from spectral_workers.stopping import signals_to_hear
 
 IDLE = Health(
     state=State.IDLE,
@@ -479,3 +480,13 @@ except SystemExit as end:
     shown = subprocess.run(arguments, capture_output=True, text=True, check=True, env={}).stdout
     assert "Example: spectral worker" in shown
     assert shown.splitlines()[-1] == "0 []"
+
+
+def test_a_worker_under_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert signal.SIGHUP in signals_to_hear()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert signals_to_hear() == [signal.SIGTERM, signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -2,7 +2,7 @@
 
 locate      `module:attribute` → the consumers
 logs        one JSON object per line, unless somebody configured structlog before
-stopping    SIGTERM and SIGINT, whatever the event loop is doing; and the way out
+stopping    signals, whatever the event loop is doing; and the way out
 health      live, ready, health and metrics over HTTP, from a thread of its own
 emitter     one worker of a database measures it for everybody's metrics
 telemetry   OpenTelemetry and Sentry, if the environment asks for them

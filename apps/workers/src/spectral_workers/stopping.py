@@ -26,14 +26,21 @@ from spectral.core.events.infrastructure.observability.outlet import flush_all
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The last is what a terminal that is closed takes its programs along with."""
+
 _LAST_WORDS: Final = 1.0
 _INSISTED: Final = 5.0
 """Seconds after the second signal: enough to cancel and to write that everything is given back."""
 
 
+def signals_to_hear() -> list[signal.Signals]:
+    """Those that stop a worker; SIGHUP unless it is ignored already, as by `nohup`."""
+    return [each for each in SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+
+
 class StopSignals:
-    """Hears SIGTERM and SIGINT from the moment it is made; make it in the main thread, once in a process."""
+    """Hears what tells it to stop from the moment it is made; make it in the main thread, once in a process."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -42,7 +49,7 @@ class StopSignals:
         os.set_blocking(self._writer.fileno(), False)
         # The C level writes the signal's number here at once, even while the main thread is inside a C call.
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for number in SIGNALS:
+        for number in signals_to_hear():
             signal.signal(number, self._on_signal)
         threading.Thread(target=self._hear, name="spectral-signals", daemon=True).start()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
-from spectral_workers.stopping import SIGNALS
+from spectral_workers.stopping import SIGNALS, signals_to_hear
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Supervisor:
         for descriptor in (self._wakeup, writer):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in (*SIGNALS, signal.SIGCHLD):
+        for number in (*signals_to_hear(), signal.SIGCHLD):
             signal.signal(number, lambda _number, _frame: None)  # the byte in the pipe is the message
 
     def run(self) -> int:
