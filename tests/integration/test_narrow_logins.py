@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -41,6 +42,10 @@ def test_a_login_of_one_workspace_is_told_that_it_sees_no_more(database: str, co
         missing = spectral(narrow, "events", "show", str(event_id))
         assert missing.returncode == 3
         assert "PGOPTIONS='-c spectral.workspace_id=ID'" in missing.stderr
+        own = fail(connection)
+        shown = spectral(narrow, "events", "show", str(own))
+        assert (shown.returncode, "not visible  to this login" in shown.stdout) == (0, True), shown.stderr
+        assert json.loads(spectral(narrow, "events", "show", str(own), "--json").stdout)["handlers"] is None
         options = f"{narrow} options='-c spectral.workspace_id={workspace}'"
         found = spectral(options, "dlq", "list")
         assert (str(event_id) in found.stdout, f"events of workspace {workspace};" in found.stderr) == (True, True)

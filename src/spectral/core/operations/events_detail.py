@@ -58,7 +58,7 @@ class EventDetail:
     """Everything about one event.
 
     A payload that is longer than 64 kB, or cannot be read as JSON, is null; `payload_text` holds its beginning.
-    Of cycles and audit entries the last 50 are shown.
+    Of cycles and audit entries the last 50 are shown. handlers, audit: none if this login may not see them.
     """
 
     id: UUID
@@ -92,10 +92,10 @@ class EventDetail:
     replays: int
     cycles: tuple[FailureCycle, ...]
     timeline: tuple[Moment, ...]
-    handlers: tuple[HandlerState, ...]
+    handlers: tuple[HandlerState, ...] | None
     parent: Related | None
     children: tuple[Related, ...]
-    audit: tuple[AuditEntry, ...]
+    audit: tuple[AuditEntry, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,9 @@ group by subscription.context, subscription.handler_name, handled.handled_at, ha
 having bool_or(subscription.generation = %(generation)s) or handled.handled_at is not null
 order by subscription.context, subscription.handler_name"""
 
+# Neither the dedup records nor the audit know workspaces: a login that only reads sees none of them.
+_SEES: Final = b"select has_table_privilege(%s, 'select')"
+
 _RELATED: Final = """\
 select event.id, event.target as context, {status} as status, event.attempts
 from core.outbox as event
@@ -189,10 +192,14 @@ async def get_event(database: Database, event_id: UUID) -> EventDetail:
         (row,) = rows
         parents = await database.rows(_PARENT, [row.parent_id], into=Related)
         children = await database.rows(_CHILDREN, [event_id, MAX_CHILDREN_SHOWN], into=Related)
-        handlers = await database.rows(_HANDLERS, _key_of(row), into=HandlerState)
-        entries, _ = await find_audit(database, AuditFilter(event_id=event_id), limit=MAX_ENTRIES_SHOWN, before=None)
+        handlers = audit = None
+        if await database.value(_SEES, ["core.event_handled"]):
+            handlers = tuple(await database.rows(_HANDLERS, _key_of(row), into=HandlerState))
+        if await database.value(_SEES, ["core.audit"]):
+            about = AuditFilter(event_id=event_id)
+            audit = tuple((await find_audit(database, about, limit=MAX_ENTRIES_SHOWN, before=None))[0])
     relations = (parents[0] if parents else None, tuple(children))
-    return _detail(row, tuple(handlers), relations, tuple(entries))
+    return _detail(row, handlers, relations, audit)
 
 
 def _key_of(row: _Row) -> dict[str, object]:
@@ -206,9 +213,9 @@ def _key_of(row: _Row) -> dict[str, object]:
 
 def _detail(
     row: _Row,
-    handlers: tuple[HandlerState, ...],
+    handlers: tuple[HandlerState, ...] | None,
     relations: tuple[Related | None, tuple[Related, ...]],
-    audit: tuple[AuditEntry, ...],
+    audit: tuple[AuditEntry, ...] | None,
 ) -> EventDetail:
     same = {name: getattr(row, name) for name in _Row.__slots__ if name in EventDetail.__slots__ and name != "cycles"}
     course = Course(**{name: getattr(row, name) for name in Course.__slots__})
@@ -223,7 +230,7 @@ def _detail(
         payload_truncated=truncated,
         error=None if row.last_error is None else take_apart(row.last_error),
         cycles=cycles,
-        timeline=timeline(course, cycles, audit),
+        timeline=timeline(course, cycles, audit or ()),
         handlers=handlers,
         parent=parent,
         children=children,

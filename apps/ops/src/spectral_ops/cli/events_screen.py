@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from spectral.core.operations.events_detail import HandlerState, Related
 
 
+_NOT_VISIBLE: Final = ("not visible", "to this login; one in spectral_operator sees them")
+
+
 def show_event(event_id: UUID, *, as_json: bool) -> EventDetail:
     """Read the event, and print it."""
     detail = with_events("events show", lambda database: get_event(database, event_id))
@@ -36,12 +39,23 @@ def lines_of(detail: EventDetail) -> Iterator[str]:
     yield f"{plain(detail.event_type)} (version {detail.event_version}), {_state(detail)}"
     yield from _aligned(_facts(detail))
     yield from _section("course", [(when(each.at), _told(each.what, each.by, each.detail)) for each in detail.timeline])
-    yield from _section("handlers", [(plain(each.handler_name), _effect(each, detail.id)) for each in detail.handlers])
+    yield from _section("handlers", _handlers(detail))
     related = [("share of", detail.parent), *(("share", child) for child in detail.children)]
     yield from _section("broadcast", [(name, _related(each)) for name, each in related if each is not None])
-    entries = [(when(each.recorded_at), _told(each.action, each.actor, each.reason)) for each in detail.audit]
-    yield from _section("audit", entries)
+    yield from _section("audit", _audit(detail))
     yield from _payload(detail)
+
+
+def _handlers(detail: EventDetail) -> list[tuple[str, str]]:
+    if detail.handlers is None:
+        return [_NOT_VISIBLE]
+    return [(plain(each.handler_name), _effect(each, detail.id)) for each in detail.handlers]
+
+
+def _audit(detail: EventDetail) -> list[tuple[str, str]]:
+    if detail.audit is None:
+        return [_NOT_VISIBLE]
+    return [(when(each.recorded_at), _told(each.action, each.actor, each.reason)) for each in detail.audit]
 
 
 def _state(detail: EventDetail) -> str:

@@ -97,10 +97,10 @@ class DlqEventDetail(Result):
     replays: int
     cycles: list[Cycle]
     timeline: list[Moment]
-    handlers: list[Handler]
+    handlers: list[Handler] | None = Field(description="None: this login may not see them.")
     parent: Related | None
     children: list[Related]
-    audit: list[AuditEntry]
+    audit: list[AuditEntry] | None = Field(description="As handlers.")
     payload: str = Field(description=f"The payload as JSON text, cut if it is long. {UNTRUSTED}")
     payload_bytes: int
     payload_truncated: bool

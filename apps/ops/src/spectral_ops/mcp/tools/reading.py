@@ -48,7 +48,7 @@ async def get_dlq_event_detail(database: Database, asked: arguments.GetDlqEventD
         "cycles": found.cycles[-_RECENT:],
         "timeline": found.timeline[-2 * _RECENT :],
         "children": found.children[:_LISTED],
-        "audit": found.audit[:_RECENT],
+        "audit": None if found.audit is None else found.audit[:_RECENT],
         "payload": (payload or "")[: asked.payload_chars],
         "payload_truncated": found.payload_truncated or len(payload or "") > asked.payload_chars,
     }
