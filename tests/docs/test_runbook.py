@@ -189,7 +189,7 @@ def on_duty(postgres: PostgresServer, template: str, roles: dict[str, str], tmp_
     (tmp_path / "scans.py").write_text(_APP)
     with copied(postgres, template) as dsn:
         logins = {name: with_database(login, database_of(dsn)) for name, login in roles.items()}
-        yield OnDuty(dsn, {**logins, "owner": dsn}, tmp_path)
+        yield OnDuty(dsn, {**logins, "owner": dsn, "superuser": dsn}, tmp_path)
 
 
 @contextmanager

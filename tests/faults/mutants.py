@@ -208,7 +208,9 @@ MUTATIONS: Final = (
         "a failure counts without the row's gate",
         (
             Edit(
-                f"{_FLOW}/lane.py", "if voided.undone and group.conclusions:", "if voided.undone and not group.current:"
+                f"{_FLOW}/blame.py",
+                "if voided.undone and group.conclusions:",
+                "if voided.undone and not group.current:",
             ),
         ),
         f"{_TOGETHER}::test_two_rows_of_one_key_in_one_group_do_not_fail_by_each_other",
