@@ -60,7 +60,7 @@ def test_without_the_bell_publishing_works_again_and_workers_find_everything(
     server: EmbeddedPostgres, tmp_path: Path
 ) -> None:
     dsn, desk = server.dsn, Desk(server.dsn, tmp_path)
-    on_duty = OnDuty(dsn, {"owner": dsn, "operator": dsn}, tmp_path)
+    on_duty = OnDuty(dsn, {"owner": dsn, "superuser": dsn, "operator": dsn}, tmp_path)
     (disable, enable) = (
         code for language, code in section("Poll only").blocks if language == "sql" and "bell_set" in code
     )

@@ -375,3 +375,23 @@ async def test_a_sweep_that_comes_to_a_month_while_it_is_dropped_goes_on(
         other.commit()
         with pytest.raises(NotFoundError):
             await sweeping
+
+
+async def test_a_partition_that_is_dropped_while_it_is_counted_is_looked_past(
+    months: str, admin: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name has become a number, which no statement can read."""
+    calls: list[str] = []
+    rows = Database.rows
+
+    async def raced(database: Database, *given: Any, **options: Any) -> list[Any]:  # noqa: ANN401  as the original
+        calls.append("rows")
+        if len(calls) == 1:
+            await database.value(b"select exists (select from 18283)")
+        return await rows(database, *given, **options)
+
+    monkeypatch.setattr(Database, "rows", raced)
+    async with connect(months, "ann") as database:
+        status = await partition_status(database)
+    assert {each.name for each in status.partitions} >= {name_of(admin, 1)}
+    assert len(calls) == 3

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.database import DatabaseTooSlowError, DatabaseUnavailableError, OperationError
+from spectral.core.events.failure import ConfigurationError
 from spectral.core.partitions import judging
 from spectral.core.partitions.judging import State
 from spectral.core.partitions.values import Keep, Layout, Partition, PartitionKind, PartitionStatus
@@ -50,8 +52,18 @@ async def partition_status(database: Database, keep: Keep | None = None) -> Part
     Raises:
         OperationError: the database could not be asked.
     """
+    try:
+        return await _look(database, keep or Keep())
+    except (DatabaseUnavailableError, DatabaseTooSlowError):
+        raise
+    except (OperationError, ConfigurationError):
+        # A partition that somebody drops between its listing and its counting has no name any more: look once more.
+        return await _look(database, keep or Keep())
+
+
+async def _look(database: Database, keep: Keep) -> PartitionStatus:
     state = await read_state(database)
-    partitions = await _partitions(database, keep or Keep(), state.now)
+    partitions = await _partitions(database, keep, state.now)
     default = next((each for each in partitions if each.kind is PartitionKind.DEFAULT), None)
     return PartitionStatus(
         now=state.now,
