@@ -25,6 +25,8 @@ _PARTITIONS: Final = """
     from core.outbox_partitions()
 """
 
+_MOST_RACES: Final = 3
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -52,13 +54,15 @@ async def partition_status(database: Database, keep: Keep | None = None) -> Part
     Raises:
         OperationError: the database could not be asked.
     """
-    try:
-        return await _look(database, keep or Keep())
-    except (DatabaseUnavailableError, DatabaseTooSlowError):
-        raise
-    except (OperationError, ConfigurationError):
-        # A partition that somebody drops between its listing and its counting has no name any more: look once more.
-        return await _look(database, keep or Keep())
+    for _ in range(_MOST_RACES):
+        try:
+            return await _look(database, keep or Keep())
+        except (DatabaseUnavailableError, DatabaseTooSlowError):
+            raise
+        except (OperationError, ConfigurationError):
+            # A partition that somebody drops between its listing and its counting has no name any more: look again.
+            continue
+    return await _look(database, keep or Keep())
 
 
 async def _look(database: Database, keep: Keep) -> PartitionStatus:
