@@ -35,6 +35,7 @@ declare
     v_until timestamptz;
     v_from timestamptz;
     v_line record;
+    v_range record;
     v_found record;
     v_ids uuid[] := '{}';
     v_replays integer[] := '{}';
@@ -93,43 +94,36 @@ begin
             limit 1;
             v_from := coalesce(v_from, v_until);
         end if;
-        for v_found in
-            select outbox.id, outbox.attempts, jsonb_array_length(outbox.failure_history) as replays
-            from core.outbox
-            where outbox.status = 'pending'
-              and outbox.deleted_at is null
-              and outbox.generation = v_line.generation
-              and outbox.channel = v_line.channel
-              and outbox.target = p_context
-              and outbox.next_attempt_at <= coalesce(v_until, v_late)
-              and (p_event_types is null or outbox.event_type = any (p_event_types))
-            order by outbox.next_attempt_at, outbox.id
-            limit p_limit - cardinality(v_ids)
-            for update skip locked
+        for v_range in
+            select range.after, range.until
+            from (
+                values
+                    (1, '-infinity'::timestamptz, coalesce(v_until, v_late)),
+                    (2, v_from, v_late)
+            ) as range (place, after, until)
+            where range.after is not null
+            order by range.place
         loop
-            v_ids := v_ids || v_found.id;
-            v_replays := v_replays || v_found.replays;
-            v_attempts := v_attempts || v_found.attempts;
-        end loop;
-        continue when v_from is null or cardinality(v_ids) >= p_limit;
-        for v_found in
-            select outbox.id, outbox.attempts, jsonb_array_length(outbox.failure_history) as replays
-            from core.outbox
-            where outbox.status = 'pending'
-              and outbox.deleted_at is null
-              and outbox.generation = v_line.generation
-              and outbox.channel = v_line.channel
-              and outbox.target = p_context
-              and outbox.next_attempt_at > v_from
-              and outbox.next_attempt_at <= v_late
-              and (p_event_types is null or outbox.event_type = any (p_event_types))
-            order by outbox.next_attempt_at, outbox.id
-            limit p_limit - cardinality(v_ids)
-            for update skip locked
-        loop
-            v_ids := v_ids || v_found.id;
-            v_replays := v_replays || v_found.replays;
-            v_attempts := v_attempts || v_found.attempts;
+            exit when cardinality(v_ids) >= p_limit;
+            for v_found in
+                select outbox.id, outbox.attempts, jsonb_array_length(outbox.failure_history) as replays
+                from core.outbox
+                where outbox.status = 'pending'
+                  and outbox.deleted_at is null
+                  and outbox.generation = v_line.generation
+                  and outbox.channel = v_line.channel
+                  and outbox.target = p_context
+                  and outbox.next_attempt_at > v_range.after
+                  and outbox.next_attempt_at <= v_range.until
+                  and (p_event_types is null or outbox.event_type = any (p_event_types))
+                order by outbox.next_attempt_at, outbox.id
+                limit p_limit - cardinality(v_ids)
+                for update skip locked
+            loop
+                v_ids := v_ids || v_found.id;
+                v_replays := v_replays || v_found.replays;
+                v_attempts := v_attempts || v_found.attempts;
+            end loop;
         end loop;
     end loop;
     return query

@@ -104,7 +104,7 @@ def test_what_the_application_of_the_page_publishes_is_delivered_inside_it(
         asked = "select status from core.outbox join orders on orders.id = (payload ->> 'order')::bigint"
         while connection.execute(asked).fetchall() != [("delivered",)]:
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.05)  # that a row is settled nobody is notified of
 
 
 def _run_sql(dsn: str, code: str) -> None:

@@ -105,6 +105,8 @@ class Table:
         rows = [row for row in self.rows if row.status == "pending" and row.visible <= now]
         return sorted(rows, key=lambda row: row.due)
 
+    # What a worker asks before it claims at all: nobody here begins so early.
+
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         raise NotImplementedError
 

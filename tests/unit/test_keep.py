@@ -70,7 +70,7 @@ class Stage(NoteTaker):
         """Cancel it in the middle of a chore."""
         await self.committed.wait()
         self.keeping.cancel()
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a turn of the loop, in which it is thrown in
 
     async def ends(self) -> None:
         with pytest.raises(asyncio.CancelledError):
@@ -110,7 +110,7 @@ async def test_a_worker_that_is_stopped_while_it_signs_in_can_sign_out() -> None
     stage.may_open.clear()
     await stage.opening.wait()
     stage.keeping.cancel()
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # as above
     stage.may_open.set()
     await stage.ends()
     assert stage.is_open, "else nobody could sign out what may have been signed in"

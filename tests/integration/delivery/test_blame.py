@@ -6,23 +6,11 @@ from collections import Counter
 
 from spectral.core.events import Consumer, DeliveryContext, TerminalHandlerError, Transaction
 from tests.integration.delivery.platform_worker import AT_ONCE, COMPLETED, NEVER_AGAIN, Bench, Scan, write_effect
-
-REFUSED = """
-create sequence public.tries;
-create function public.refuse() returns trigger language plpgsql as $$
-begin
-    if nextval('public.tries') <= {times} then
-        raise exception 'not now' using errcode = '{sqlstate}';
-    end if;
-    return null;
-end $$;
-create constraint trigger refuse after insert on public.effects
-deferrable initially deferred for each row execute function public.refuse();
-"""
+from tests.integration.delivery.test_conflicts import refuse
 
 
 async def test_a_refused_commit_is_judged_by_who_wrote_in_it_and_not_by_who_is_used_up(bench: Bench) -> None:
-    await bench.execute(REFUSED.format(times=1, sqlstate="57014"))
+    await refuse(bench, "57014", 1, at_commit=True)
     platform = Consumer("platform", retry=AT_ONCE)
 
     @platform.on(COMPLETED)
@@ -45,7 +33,7 @@ async def test_a_refused_commit_is_judged_by_who_wrote_in_it_and_not_by_who_is_u
 
 
 async def test_a_plain_handler_that_failed_is_retried_though_the_commit_beside_it_never_will_be(bench: Bench) -> None:
-    await bench.execute(REFUSED.format(times=1, sqlstate="23514"))
+    await refuse(bench, "23514", 1, at_commit=True)
     platform = Consumer("platform", retry=AT_ONCE)
     mails: Counter[int] = Counter()
     errors: list[str] = []
@@ -67,7 +55,9 @@ async def test_a_plain_handler_that_failed_is_retried_though_the_commit_beside_i
     assert (row["status"], row["attempts"], mails[1]) == ("failed", 2, 2)
     assert await bench.keys() == ["platform.mail"]
     (after_the_first,) = errors
-    assert after_the_first == ("CheckViolation: platform.project: not now (23514) (also: platform.mail RuntimeError)")
+    assert after_the_first == (
+        "CheckViolation: platform.project: others were quicker (23514) (also: platform.mail RuntimeError)"
+    )
 
 
 async def test_one_that_ends_the_transaction_does_not_cost_the_others_of_its_row_their_work(bench: Bench) -> None:
@@ -91,7 +81,7 @@ async def test_one_that_ends_the_transaction_does_not_cost_the_others_of_its_row
 
 
 async def test_where_all_that_wrote_fail_for_good_the_row_does(bench: Bench) -> None:
-    await bench.execute(REFUSED.format(times=1, sqlstate="23514"))
+    await refuse(bench, "23514", 1, at_commit=True)
     platform = Consumer("platform", retry=AT_ONCE)
 
     @platform.on(COMPLETED)
@@ -106,5 +96,5 @@ async def test_where_all_that_wrote_fail_for_good_the_row_does(bench: Bench) -> 
     await bench.drain(platform)
     row = await bench.row(event_id)
     assert (row["status"], row["attempts"]) == ("failed", 1)
-    assert row["last_error"] == "CheckViolation: platform.second: not now (23514)"
+    assert row["last_error"] == "CheckViolation: platform.second: others were quicker (23514)"
     assert await bench.effects() == []
