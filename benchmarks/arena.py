@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
@@ -48,7 +49,7 @@ _PATIENCE: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A worker process, and the file its handlers write a byte to for each call."""
+    """A worker process, and the directory where each of its processes counts the calls of its handlers."""
 
     process: subprocess.Popen[bytes]
     ticks: Path
@@ -57,7 +58,7 @@ class Running:
     @property
     def calls(self) -> int:
         """How many handler calls there were."""
-        return self.ticks.stat().st_size
+        return sum(int.from_bytes(each.read_bytes(), sys.byteorder) for each in self.ticks.iterdir())
 
     def wait_for_first(self, seconds: float) -> None:
         """Until the first handler is called.
@@ -164,7 +165,7 @@ class Arena:
         """A worker, killed in the end; its output goes to a file if one is given, and nowhere otherwise."""
         with tempfile.TemporaryDirectory(prefix="bench-") as directory:
             ticks, errors = Path(directory) / "ticks", Path(directory) / "errors"
-            ticks.touch()
+            ticks.mkdir()
             with (output or Path(os.devnull)).open("wb") as out, self._log_of(line, errors).open("wb") as log:
                 process = subprocess.Popen(  # noqa: S603  a contestant's program
                     [*self._command(line.contestant), "work", dsn, kind, line.settings],

@@ -63,6 +63,10 @@ from (select core.uuid7() as id, n from generate_series(1, %s) as n) as made
 """
 
 
+PIPELINED: Final = ", in a pipeline"
+"""How the line of a script is named whose statements do not wait for each other's answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """What pgbench is to do again and again, and how."""

@@ -1,7 +1,7 @@
 """Spectral: at its defaults a `spectral worker` process, with its log going where nobody reads it.
 
 Beside `default` there are two settings for comparison: `quiet` (nobody is told anything, so nothing is logged) and
-`processes` (two worker processes). Publishing is that of a program with psycopg and no uvloop.
+`processes` (two worker processes). Publishing is that of a program with psycopg, on the same loop as everybody's.
 """
 
 from __future__ import annotations
@@ -117,4 +117,4 @@ def _become_worker(order: stage.Order) -> None:
 
 if __name__ == "__main__":
     configure_logs(Identity(generation=GENERATION), os.environ)  # noqa: TID251  the top of a program
-    stage.main(Ours(), uvloop=False)
+    stage.main(Ours())

@@ -2,9 +2,9 @@
 
 The same method for everybody. The clock starts when the first handler is called, so that neither the start of Python
 nor connecting counts; nor does the first claim, which is worth a few per cent to whoever claims by the thousand.
-Handler calls are counted by the bytes they write to a file. When there were as many as events, the database is asked
-every 20 ms whether anything is left to settle, and the clock stops when it says no. Who takes longer than the window is
-cut there, and the rate is that of what the database says was settled until then.
+Handler calls are counted by a number in memory that is shared with whoever measures. When there were as many as events,
+the database is asked every 20 ms whether anything is left to settle, and the clock stops when it says no. Who takes
+longer than the window is cut there, and the rate is that of what the database says was settled until then.
 
 The numbers of events follow the speed of each, so that a drain lasts a little over two seconds.
 """
@@ -165,7 +165,7 @@ def floor_entries(arena: Arena, plan: Plan, kind: str) -> list[Entry]:
         "noop": [(floor.drain_script(batch), "", batch, clients) for batch, clients in drains],
         "upsert": [
             (write(defaults.batch), how, defaults.batch, defaults.lanes)
-            for write, how in ((floor.upsert_script, ""), (floor.pipelined_upsert_script, ", in a pipeline"))
+            for write, how in ((floor.upsert_script, ""), (floor.pipelined_upsert_script, floor.PIPELINED))
         ],
     }
     return [

@@ -50,6 +50,7 @@ SCENES: Final = {
     "Roll back": "select core.deployment_promote(2)",
     "Rows left behind": "select core.deployment_promote(2)",
     "Retire is blocked": "select core.deployment_promote(2)",
+    "Broadcasts reach nobody": "delete from core.subscriptions",
     "The broker or the relay is gone": "select core.relay_switch('nats', 'ada', 'growth')",
 }
 IN_MONTHS: Final = "Partitions are missing"
@@ -65,6 +66,7 @@ _NOWHERE: Final = "postgresql://127.0.0.1:1/app"
 # What has to be so at the end of the section; sections that only look are not here.
 OUTCOMES: Final = {
     "Events wait": "select not exists (select from core.outbox where status = 'pending' and target is not null)",
+    "Broadcasts reach nobody": "select exists (select from core.subscriptions where context = 'platform')",
     "Replay": (
         "select status = 'pending' and attempts = 0 and jsonb_array_length(failure_history) = 1"
         " from core.outbox where id = '<event-id>'"

@@ -9,6 +9,7 @@ _FLOW: Final = "src/spectral/core/events/delivery"
 _POSTGRES: Final = "src/spectral/core/events/infrastructure/postgres"
 _TOGETHER: Final = "tests/integration/delivery/test_together.py"
 _ABREAST_LIMITS: Final = "tests/integration/delivery/test_abreast_limits.py"
+_FAIRNESS: Final = "tests/integration/delivery/test_fairness.py"
 _ABREAST_FAILURES: Final = "tests/integration/delivery/test_abreast_failures.py"
 _OPEN_PUBLISHER: Final = (
     "tests/integration/delivery/test_bell.py"
@@ -76,6 +77,11 @@ MUTATIONS: Final = (
         "tests/faults/test_takeover.py::test_a_zombie_is_told_that_its_claims_are_no_longer_its_own",
     ),
     Mutation(
+        "fence removed for rows alike",
+        (Function("outbox_deliver_alike", "and outbox.claim_token = p_token", ""),),
+        "tests/integration/delivery/test_settle.py::test_of_a_heap_those_are_lost_whose_leases_did_not_stand",
+    ),
+    Mutation(
         "dedup gate ignored",
         (Function("outbox_begin_one", "case when found then 'run' else 'handled' end", "'run'"),),
         "tests/faults/test_order.py::test_many_rows_with_one_key_take_effect_once",
@@ -107,7 +113,7 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "attempts not counted at the claim",
-        (Function("outbox_claim_from", "attempts = outbox.attempts + 1,", ""),),
+        (Function("outbox_claim_from", "attempts = claimed.attempts + 1,", ""),),
         "tests/faults/test_poison.py::test_slow_neighbours_are_not_taken_along_again_and_again",
     ),
     Mutation(
@@ -140,6 +146,16 @@ MUTATIONS: Final = (
         "no quarantine",
         (Edit(f"{_FLOW}/claim.py", "return delivery.suspect and (", "return False and ("),),
         "tests/faults/test_poison.py::test_slow_neighbours_are_not_taken_along_again_and_again",
+    ),
+    Mutation(
+        "every busy worker waits with a dangerous row",
+        (Edit(f"{_FLOW}/quarantine.py", "_OFFERED: Final = 0.5", "_OFFERED: Final = 30.0"),),
+        f"{_FAIRNESS}::test_of_several_busy_workers_one_waits_with_a_dangerous_row_and_the_others_go_on",
+    ),
+    Mutation(
+        "to be set aside charges the attempt",
+        (Function("outbox_set_aside", "attempts = outbox.attempts - 1,", ""),),
+        f"{_FAIRNESS}::test_of_several_busy_workers_one_waits_with_a_dangerous_row_and_the_others_go_on",
     ),
     Mutation(
         "lost claims not given back",
@@ -178,6 +194,17 @@ MUTATIONS: Final = (
         "nobody takes over from a dead worker that was awake",
         (Edit(f"{_FLOW}/keep.py", "await self._keeper.mend_bell()\n", "\n"),),
         "tests/integration/delivery/test_bell.py::test_what_a_dead_worker_promised_to_see_is_seen_by_another",
+    ),
+    Mutation(
+        "every lane may have the only group of a handler",
+        (
+            Edit(
+                f"{_POSTGRES}/conclusions.py",
+                "return begin if only is None else _ONLY",
+                "return begin if only is None or only else _ONLY",
+            ),
+        ),
+        "tests/integration/delivery/test_kept_apart.py::test_after_a_deadlock_there_is_one_group_at_a_time",
     ),
     Mutation(
         "keys that were taken meanwhile do not undo a group",

@@ -141,9 +141,9 @@ async def test_any_call_of_a_group_without_savepoints_may_fail_once(
         carried_out.append(len(self.waiting))
         return await carry_out(self, within)
 
-    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]], only: str | None = None) -> bool:
         begun.append(len(runs))
-        return await begin(self, runs)
+        return await begin(self, runs, only)
 
     monkeypatch.setattr(PostgresErrands, "carry_out", counted_errands)
     monkeypatch.setattr(PostgresLane, "begin_together", counted)

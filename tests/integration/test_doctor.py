@@ -19,10 +19,11 @@ import pytest
 
 from spectral.core.database import DatabaseUnavailableError
 from spectral.core.embedded import PostgresServer, ServerOptions, database_of, postgres_from
-from spectral.core.events import Consumer
+from spectral.core.events import Consumer, EventEnvelope
 from spectral.core.migrations import up
 from spectral.core.operations.doctor import Examination, Finding, Level, Limits, examine
-from tests.integration.delivery.platform_worker import COMPLETED, open_bench
+from tests.integration.delivery.platform_worker import COMPLETED, open_bench, until
+from tests.integration.delivery.test_channel_listener import listening
 from tests.integration.test_doctor_pooler import pooled
 from tests.integration.test_insights import failed, in_flight, publish, sign_in
 from tests.memory import running
@@ -65,9 +66,8 @@ def consumer() -> Consumer:
 
 async def test_a_fresh_database_with_its_first_worker_is_met_with_silence(fresh: str) -> None:
     async with open_bench(fresh) as bench, bench.running(consumer()):
-        (event,) = await bench.publish(1)
-        await bench.drain(consumer())
-        assert await bench.status(event) == "delivered"
+        await bench.publish(1)
+        await until(lambda: bench.all_are("delivered"))
         found = await examine(fresh, fresh)
         assert (found.findings, found.unseen, found.level) == ((), (), Level.OK)
         ran = await asyncio.create_subprocess_exec(
@@ -90,7 +90,7 @@ end $$
 
 
 def plant(connection: psycopg.Connection[Any]) -> None:
-    """Thirteen problems. A worker of the platform lives: what it does not serve is told from what nobody does."""
+    """Fourteen problems. A worker of the platform lives: what it does not serve is told from what nobody does."""
     for statement in (
         "alter table core.outbox disable trigger outbox_notify",
         "alter table core.audit add column by_hand integer",
@@ -100,7 +100,7 @@ def plant(connection: psycopg.Connection[Any]) -> None:
         "select core.brake_pull('core', 'dana', 'the ledger is being repaired')",
     ):
         connection.execute(statement.encode())
-    sign_in(connection, "lives")
+    sign_in(connection, "lives")  # and no handler of it is on record
     publish(connection, 2, generation=0, channel="outbox_gen_0")  # retired
     publish(connection, 3, target="worlds")  # nobody is there for them
     publish(connection, 4, channel="outbox_gen_1_cold")  # the platform's worker does not serve that class
@@ -124,11 +124,12 @@ PLANTED = {
     "broadcasts": "1 broadcast of generation 2 not split yet",
     "dead_letters": "6 dead letters, all of them within the last hour",
     "stale_claims": "7 claims are held by workers that show no sign of life",
+    "subscriptions": "platform has no subscription in generation 1, though 1 worker is alive for it",
     "pooler": "SPECTRAL_DIRECT_URL leads through a pooler in transaction mode",
 }
 
 
-async def test_fourteen_planted_problems_are_all_named_with_a_fix(
+async def test_fifteen_planted_problems_are_all_named_with_a_fix(
     database: str, connection: psycopg.Connection[Any]
 ) -> None:
     plant(connection)
@@ -170,6 +171,34 @@ def run_fix(dsn: str, connection: psycopg.Connection[Any], fix: str) -> None:
         subprocess.run(
             [SPECTRAL, *arguments, "--yes"], env={"SPECTRAL_DATABASE_URL": dsn}, check=True, capture_output=True
         )
+
+
+SIGNED_IN = "select count(*) = %s from core.workers where core.worker_lives(name)"
+
+
+async def test_workers_whose_subscriptions_are_gone_are_named_until_one_starts_anew(database: str) -> None:
+    async with open_bench(database) as bench, bench.running(consumer()):
+        await until(lambda: bench.value(SIGNED_IN, 1))
+        assert "subscriptions" not in by_check(await examine(database))
+        await bench.execute("delete from core.subscriptions")
+        finding = by_check(await examine(database))["subscriptions"]
+        assert finding.what == "platform has no subscription in generation 1, though 1 worker is alive for it"
+        assert finding.fix == "SPECTRAL_GENERATION=1 spectral worker <module>:<consumer>"
+        async with bench.running(consumer()):
+            await until(lambda: bench.value(SIGNED_IN, 2))
+            assert "subscriptions" not in by_check(await examine(database))
+
+
+async def test_who_listens_to_one_channel_is_not_missed_among_the_subscriptions(database: str) -> None:
+    """It subscribes to nothing on purpose: what is addressed to its context is all it wants."""
+
+    async def take(envelope: EventEnvelope) -> None:
+        raise AssertionError(envelope)
+
+    async with open_bench(database) as bench, listening(bench, take):
+        await until(lambda: bench.value(SIGNED_IN, 1))
+        assert await bench.value("select count(*) from core.subscriptions") == 0
+        assert "subscriptions" not in by_check(await examine(database))
 
 
 async def test_no_live_generation_is_named(database: str, connection: psycopg.Connection[Any]) -> None:

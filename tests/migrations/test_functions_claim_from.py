@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -63,6 +64,7 @@ def ask(connection: Connection, **given: object) -> list[dict[str, Any]]:
 def claim(connection: Connection, **given: object) -> Answer:
     first, *rows = ask(connection, **given)
     assert first["id"] is None
+    rows.sort(key=itemgetter("due_at"))  # as a worker does: the answer is in no order
     return Answer(first["claim_token"], first["occurred_at"], first["due_at"], rows)
 
 
@@ -376,6 +378,29 @@ def test_a_row_whose_worker_was_lost_is_claimed_alone_and_more_may_lie_behind_it
     again = claim(session, start=answer.reached)
     assert (again.ids, again.reached) == (fresh, None)
     assert not any(each["suspect"] for each in again.rows)
+
+
+def test_a_suspect_tells_which_handlers_took_effect_too(session: Connection) -> None:
+    suspect = publish(session, p_idempotency_key="k")
+    lose(session, suspect)
+    publish(session)
+    session.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id) values (%s, 'k', %s)",
+        [HANDLER, suspect],
+    )
+    (found,) = claim(session, handlers=[HANDLER]).rows
+    assert (found["id"], found["suspect"], found["handled"]) == (suspect, True, [HANDLER])
+
+
+def test_one_known_key_among_many_is_found_and_of_the_others_none(session: Connection) -> None:
+    known, *others = (publish(session) for _ in range(30))
+    session.execute(
+        "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+        " select %s, idempotency_key, id from core.outbox where id = %s",
+        [HANDLER, known],
+    )
+    rows = claim(session, handlers=[HANDLER], limit=50).rows
+    assert {each["id"]: each["handled"] for each in rows} == {known: [HANDLER], **{each: [] for each in others}}
 
 
 def test_whoever_claims_a_suspect_hides_nothing_else_from_the_others(database: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import LiteralString
 from uuid import UUID
 
 import psycopg
@@ -11,6 +12,7 @@ from tests.migrations.schema import Connection, value
 from tests.migrations.sql import held_up, reap
 from tests.migrations.test_functions_claim_from import claim
 from tests.migrations.test_functions_deliver import DELIVER
+from tests.migrations.test_functions_deliver_alike import DELIVER_ALIKE
 
 SPREAD = """\
 insert into core.outbox (
@@ -37,18 +39,22 @@ def spread(connection: Connection) -> list[tuple[UUID, UUID]]:
     return sorted((each.id, each.token) for each in held)
 
 
+@pytest.mark.parametrize("alike", [False, True], ids=["deliver", "deliver_alike"])
 @pytest.mark.parametrize("at", [0, 20, 39])
 def test_whoever_waits_for_a_row_holds_those_before_it_and_none_behind(
-    connection: Connection, database: str, spread: list[tuple[UUID, UUID]], at: int
+    connection: Connection, database: str, spread: list[tuple[UUID, UUID]], at: int, *, alike: bool
 ) -> None:
     ids, tokens = [event_id for event_id, _ in spread], [token for _, token in spread]
+    deliver: tuple[LiteralString, list[object]] = (DELIVER, [ids, tokens, ids, ["platform.mail"] * 40])
+    if alike:
+        deliver = (DELIVER_ALIKE, [tokens[0], ids[::-1], ["platform.mail"]])  # in whatever order they are given
     with psycopg.connect(database) as one, psycopg.connect(database, autocommit=True) as two:
         one.execute("select from core.outbox where id = %s for update", [ids[at]])
-        with held_up(connection, one, two, DELIVER, [ids, tokens, ids, ["platform.mail"] * 40]) as answer:
+        with held_up(connection, one, two, *deliver) as answer:
             with connection.transaction(force_rollback=True):
                 free = sorted(event_id for (event_id,) in connection.execute(FREE, [ids]))
             one.rollback()
-            assert len(answer.result()) == 40
+            assert len(answer.result()) == (0 if alike else 40)
     assert free == ids[at + 1 :]
     assert value(connection, "select count(*) from core.event_handled") == 40
     assert reap(connection) == []

@@ -238,7 +238,7 @@ def test_functions_are_named_by_what_they_are_about(connection: Connection) -> N
         "select proname, proargnames, pronargs from pg_proc where pronamespace = 'core'::regnamespace"
     ).fetchall()
     general = {"uuid7", "current_workspace", "require_parallel", "require_distinct", "require_role"}
-    general |= {"require_sweep_range"}
+    general |= {"require_sweep_range", "require_handler_names"}
     about = "outbox|event_handled|deployment|audit|worker|brake|bell|sweep|insight|emitter|relay|partitions?"
     subjects = rf"({about})_[a-z0-9_]+"
     assert [name for name, *_ in found if name not in general and not re.fullmatch(subjects, name)] == []

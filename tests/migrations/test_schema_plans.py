@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -99,6 +99,15 @@ def claim_for_handlers(connection: Connection) -> None:
     connection.execute("select core.outbox_claim('w', 'platform', '{1}', %s, null, 10, null, %s)", [CHANNELS, handlers])
 
 
+def claim_from(connection: Connection) -> None:
+    """As workers do, for handlers of which none has anything on record."""
+    handlers = [f"platform.project_{number}" for number in range(5)]
+    connection.execute(
+        "select core.outbox_claim_from('w', 'platform', '{1}', %s, %s, 10, null, null, %s, %s)",
+        [CHANNELS, [EVENT_TYPE], handlers, [EVENT_TYPE] * len(handlers)],
+    )
+
+
 def next_due(connection: Connection) -> None:
     connection.execute("select core.outbox_next_due('{platform,worlds}', '{1}', %s)", [CHANNELS])
 
@@ -146,6 +155,23 @@ def settle(connection: Connection, claims: list[list[UUID]] | None = None, outco
     )
 
 
+def deliver(connection: Connection) -> None:
+    ids, tokens = held(connection)
+    handlers = ["platform.project_scan"] * len(ids)
+    connection.execute(
+        "select core.outbox_deliver(%s::uuid[], %s::uuid[], %s::uuid[], %s::text[])", [ids, tokens, ids, handlers]
+    )
+
+
+def deliver_alike(connection: Connection) -> None:
+    """Of ten rows one is of this claim; the others are looked at, and are lost."""
+    ids, tokens = held(connection)
+    connection.execute(
+        "select core.outbox_deliver_alike(%s::uuid, %s::uuid[], '{platform.project_scan}')",
+        [tokens[0] if tokens else None, ids],
+    )
+
+
 def together(connection: Connection) -> None:
     """Begin and deliver a group."""
     ids, tokens = held(connection)
@@ -167,6 +193,19 @@ def guarded(connection: Connection) -> None:
 
 def release(connection: Connection) -> None:
     connection.execute("select core.outbox_release(%s::uuid[], %s::uuid[])", held(connection))
+
+
+def set_aside(connection: Connection) -> None:
+    ids, tokens = held(connection)
+    delays = ["5 s"] * len(ids)
+    connection.execute("select core.outbox_set_aside(%s::uuid[], %s::uuid[], %s::interval[])", [ids, tokens, delays])
+
+
+def claim_aside(connection: Connection) -> None:
+    event_id, *_ = [*ids_of(connection, "pending"), uuid4()]
+    connection.execute(
+        "select core.outbox_claim_aside('w', 'platform', '{1}', %s, %s, 0, 0, '{}', '{}')", [CHANNELS, event_id]
+    )
 
 
 def renew(connection: Connection) -> None:
@@ -244,6 +283,7 @@ def key_lives(connection: Connection) -> None:
 VERBS: Mapping[str, Verb] = {
     "claim": Verb(claim_ten, "outbox_pending_idx"),
     "claim_for_handlers": Verb(claim_for_handlers, "outbox_pending_idx"),
+    "claim_from": Verb(claim_from, "outbox_pending_idx"),
     "next_due": Verb(next_due, "outbox_pending_idx", 50),
     "fan_out": Verb(fan_out, "outbox_pending_idx"),
     "fail_unhandled": Verb(fail_unhandled, "outbox_pending_idx"),
@@ -251,9 +291,13 @@ VERBS: Mapping[str, Verb] = {
     "reap": Verb(reap, "outbox_in_flight_idx", 1_000),
     "begin": Verb(begin),
     "settle": Verb(settle),
+    "deliver": Verb(deliver),
+    "deliver_alike": Verb(deliver_alike),
     "together": Verb(together),
     "guarded": Verb(guarded),
     "release": Verb(release),
+    "set_aside": Verb(set_aside),
+    "claim_aside": Verb(claim_aside, others=frozenset({"outbox_pending_idx"})),
     "renew": Verb(renew),
     "replay": Verb(replay),
     "discard": Verb(discard),

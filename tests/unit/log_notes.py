@@ -106,6 +106,7 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (probe.EarOpened(("outbox_3",)), "info", logs.LISTENING),
     (probe.EarLost("X: no", A_MINUTE), "warning", logs.EAR_LOST),
     (probe.SubstrateLost("claim", "X: no", A_MINUTE), "warning", logs.DATABASE_LOST),
+    (probe.KeptApart("worlds.index", A_MINUTE, one_group=True), "warning", logs.KEPT_APART),
     (probe.LoopBlocked(1.23), "error", logs.LOOP_BLOCKED),
     (probe.NeverAllocated(3, 1), "warning", logs.NEVER_ALLOCATED),
     (probe.Started("me", 3, ("worlds",)), "info", logs.STARTED),

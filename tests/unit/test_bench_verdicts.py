@@ -7,7 +7,7 @@ import pytest
 from benchmarks.figures import Board, Group, Summary
 from benchmarks.verdicts import OPEN, Verdict, judge, ratio
 
-PROMISES = 13
+PROMISES = 14
 Given = tuple[str, Group, float]
 
 
@@ -57,6 +57,21 @@ def test_the_drain_is_compared_with_the_fastest_peer_and_with_the_fastest_floor(
     assert (beside_peers.measured, beside_peers.word) == (1.5, "ok")
     assert "PgQueuer, best" in beside_peers.detail
     assert (beside_the_floor.measured, beside_the_floor.word) == (0.3, "MISSED")
+
+
+def test_upserts_are_compared_with_pgbench_as_it_is_and_in_a_pipeline() -> None:
+    drain = board(
+        "drain-upsert",
+        ("Spectral", "ours", 3_000),
+        ("floor: our SQL, 50 at once, 4 clients", "floor", 4_000),
+        ("floor: our SQL, 50 at once, 4 clients, in a pipeline", "floor", 10_000),
+    )
+
+    plain, pipelined = (one for one in judge({drain.name: drain}) if "in pgbench" in one.promise)
+
+    assert (plain.measured, plain.word) == (0.75, "ok")
+    assert (pipelined.measured, pipelined.word) == (0.3, "MISSED")
+    assert pipelined.promise == f"{plain.promise}, in a pipeline"
 
 
 def test_a_latency_is_kept_when_it_is_at_most_the_best_peers() -> None:

@@ -12,6 +12,7 @@ from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.ports import NOTHING_ALONG, Along, ClaimAnswer, ClaimAsk, Outlook
 from spectral.core.events.routes import Line
 from tests.unit.claim_stage import Row, Stage, clock, play
+from tests.unit.test_routes import delivery
 
 A, B, C = (f"worlds.scan.{name}" for name in ("alpha", "beta", "gamma"))
 
@@ -266,7 +267,7 @@ def test_an_expensive_look_is_not_made_before_every_sleep(monkeypatch: pytest.Mo
 def test_it_does_not_wait_for_the_quiet_for_longer_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         stage = Stage(monkeypatch, line(A))
-        stage.loop._calming, stage.loop._calming_until = stage.lines[0], clock() + 2
+        stage.loop._quarantine.offered, stage.loop._quarantine.until = stage.lines[0], clock() + 2
         assert stage.loop._pause() == pytest.approx(2)
 
     play(scene)
@@ -363,6 +364,33 @@ def test_who_has_lost_its_database_in_the_middle_of_a_look_waits(monkeypatch: py
     play(scene)
 
 
+@pytest.mark.parametrize("aside", [False, True], ids=["offered", "set aside"])
+def test_who_waits_for_its_quiet_without_a_database_does_not_go_round_and_round(
+    monkeypatch: pytest.MonkeyPatch, *, aside: bool
+) -> None:
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            stage.desk.hold([delivery()], stage.lines[0])
+            stage.is_alive = False
+            quarantine = stage.loop._quarantine
+            quarantine.until = clock() + 0.5
+            if aside:
+                quarantine.aside = stage.lines[0], delivery()
+            else:
+                quarantine.offered = stage.lines[0]
+            stage.loop.wake()
+            await asyncio.sleep(1)
+            stage.sleeps.clear()
+            await asyncio.sleep(60)
+            assert len(stage.sleeps) <= 5
+            stage.loop.stop()
+
+    play(scene)
+
+
 def test_what_comes_after_a_silence_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         stage = Stage(monkeypatch, line(A))
@@ -387,6 +415,25 @@ def test_a_heap_in_the_middle_of_a_stream_is_taken_without_a_pause(monkeypatch: 
             await flow(stage, 1)
             stage.commit(*(Row(clock(), A) for _ in range(1_000)))
             await stage.until_done(within=1_000 / 20 * 2 * stage.table.claim_takes)  # there is room for twenty
+            stage.loop.stop()
+
+    play(scene)
+
+
+def test_a_heap_that_has_waited_is_taken_without_a_pause_although_leaps_go_beyond_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between it and now there is nothing: who claims there has not seen that nothing is left."""
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            await flow(stage, 1)
+            stage.commit(*(Row(clock() - 60 + number / 10_000, A) for number in range(1_000)))
+            stage.gathered.clear()
+            await stage.until_done(within=1_000 / 20 * 4 * stage.table.claim_takes)  # and as many claims in vain
+            assert not any(stage.gathered)
             stage.loop.stop()
 
     play(scene)

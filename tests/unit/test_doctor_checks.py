@@ -58,6 +58,7 @@ WORKER = Worker(
     signed_in_at=NOW,
     alive=True,
 )
+SILENT = replace(WORKER, unsubscribed=("platform",))
 SWEPT = SweepState(now=NOW, sweeping=None, last=None, completed_at=None, oldest_delivered_at=None)
 SNAPSHOT = Snapshot(
     taken_at=NOW,
@@ -247,6 +248,13 @@ TROUBLES: dict[str, Trouble] = {
         "Login ops is a member of spectral_worker only",
         "grant spectral_operator to ops",
     ),
+    "nothing on record": (
+        seen(workers=(SILENT, replace(SILENT, name="w2"), replace(WORKER, name="w3", contexts=("worlds",)))),
+        "subscriptions",
+        Level.UNHEALTHY,
+        "platform has no subscription in generation 1, though 2 workers are alive for it",
+        "SPECTRAL_GENERATION=1 spectral worker <module>:<consumer>",
+    ),
 }
 
 
@@ -268,6 +276,15 @@ def test_one_trouble_is_one_finding_with_its_fix(trouble: str) -> None:
         # in session mode a pooler is no trouble
         replace(HEALTHY, wires=(Wire("SPECTRAL_DATABASE_URL", pooled=True, shared=False),)),
         access(superuser=True, member_of=()),
+        # a ChannelListener takes what is addressed to its context, and asks for no broadcasts
+        seen(workers=(WORKER, replace(SILENT, channels=("outbox_gen_1",)))),
+        # what vanished is not there for broadcasts either
+        seen(workers=(WORKER, replace(SILENT, alive=False))),
+        # nothing is recorded for a retired generation any more
+        seen(
+            workers=(WORKER, replace(SILENT, generation=0, generations=(0,))),
+            deployments=(Deployment(1, "live", None, NOW, None), Deployment(0, "retired", None, NOW, NOW)),
+        ),
     ],
 )
 def test_what_is_no_trouble_is_not_told(facts: Facts) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta, timezone
@@ -163,6 +166,52 @@ def test_an_id_is_a_uuid_of_version_7() -> None:
 def test_ids_of_a_process_are_strictly_increasing() -> None:
     ids = [new_event_id() for _ in range(10_000)]
     assert all(earlier < later for earlier, later in pairwise(ids))
+
+
+def test_no_two_ids_have_their_random_part_in_common() -> None:
+    tails = {each.int & (2**62 - 1) for each in (new_event_id() for _ in range(10_000))}
+    assert len(tails) == 10_000
+
+
+def test_parent_and_child_of_a_fork_draw_from_different_randomness() -> None:
+    """The parent's is fetched for many ids at once, and some of it is left; a child must not use that too."""
+    program = (
+        "import os\n"
+        "from spectral.core.events.envelope import new_event_id\n"
+        "new_event_id()\n"
+        "reading, writing = os.pipe()\n"
+        "child = os.fork()\n"
+        "drawn = ' '.join(str(new_event_id().int & (2**62 - 1)) for _ in range(200))\n"
+        "if child == 0:\n"
+        "    os.write(writing, drawn.encode())\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "print(drawn)\n"
+        "print(os.read(reading, 65_536).decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    parent, child = (set(line.split()) for line in done.stdout.splitlines())
+    assert len(parent) == len(child) == 200
+    assert not parent & child
+
+
+def test_who_fetches_randomness_is_not_in_the_way_of_a_finalizer_that_draws_an_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The garbage collector may call one wherever something is made, in the same thread."""
+    ids, drawn = envelope_module._Ids(), list[int]()
+    fetch = os.urandom
+
+    def interrupted(size: int) -> bytes:
+        monkeypatch.setattr(os, "urandom", fetch)
+        drawn.append(ids.draw())
+        return fetch(size)
+
+    monkeypatch.setattr(os, "urandom", interrupted)
+    thread = threading.Thread(target=lambda: drawn.extend(ids.draw() for _ in range(200)), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(set(drawn)) == 201
 
 
 def test_ids_are_increasing_as_text_too() -> None:

@@ -180,6 +180,29 @@ def test_a_bound_belongs_to_its_bucket(seconds: float, bound: float | None) -> N
     assert [bounds[number] for number, count in enumerate(found.counts) if count] == [bound]
 
 
+def test_a_heap_is_counted_as_its_events_one_by_one() -> None:
+    heap = [
+        finished(event_type=event_type, seconds=seconds)
+        for event_type in (COMPLETED, "worlds.scan.started")
+        for seconds in (0.0, 0.004, 0.02, 0.02, 7.0, 1e6)
+    ]
+    runs = [
+        HandlerRan(Handle(delivery(COMPLETED), name), seconds, None, None)
+        for name in ("platform.project", "platform.mail")
+        for seconds in (0.0, 0.02, 7.0)
+    ]
+    together, singly = Recorder(), Recorder()
+    together.tell(heap[0])  # what is known already, and what is not
+    singly.tell(heap[0])
+    together.tell_many_at(heap, 0.0)
+    together.tell_many_at(runs, 0.0)
+    notes: list[Note] = [*heap, *runs]
+    for note in notes:
+        singly.tell(note)
+    assert together.samples() == singly.samples() != []
+    assert together.distributions() == singly.distributions() != []
+
+
 def test_a_worker_that_has_just_started_says_zero_and_not_nothing() -> None:
     samples = told(Started("me", 1, ("platform",))).samples()
     assert {each.value for each in samples} == {0}

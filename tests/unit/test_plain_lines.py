@@ -42,7 +42,15 @@ def finished(outcome: Outcome, **fields: object) -> Finished:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"workspace_id": uuid4()}, {"trace_context": TRACE}, {"trace_context": "short"}, {"attempts": 3}]
+    "fields",
+    [
+        {},
+        {"workspace_id": uuid4()},
+        {"trace_context": TRACE},
+        {"trace_context": "short"},
+        {"attempts": 3},
+        {"event_id": uuid4()},  # a context's own row of a broadcast
+    ],
 )
 @pytest.mark.parametrize("worker", ["host-1", 'a "name" \u2028', None])
 def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> None:
@@ -56,6 +64,23 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     assert "\n" not in line
 
 
+def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
+    who = Identity(generation=7, service="100 %s", environment="%d")
+    notes = [
+        finished(Handled(), attempts=number, **fields)
+        for number in (1, 2)
+        for fields in ({}, {"workspace_id": uuid4()})
+    ]
+    lines: list[str] = []
+    made = PlainLines(who, "50 %", lines.append)
+    made.tell_many_at(notes, AT)
+    assert lines == [made.of_handled(note, AT) for note in notes]
+    assert [json.loads(line)["attempts"] for line in lines] == [1, 1, 2, 2]
+    assert {(line["service"], line["environment"], line["worker"]) for line in map(json.loads, lines)} == {
+        ("100 %s", "%d", "50 %")
+    }
+
+
 @pytest.mark.parametrize(
     "note",
     [
@@ -63,9 +88,8 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
         finished(Retry("OSError: away", timedelta(1))),
         finished(DeadLetter("ValueError: no")),
         finished(Released()),
-        finished(Handled(), event_id=uuid4()),  # a context's own row of a broadcast
     ],
-    ids=["already handled", "retry", "dead letter", "released", "child"],
+    ids=["already handled", "retry", "dead letter", "released"],
 )
 def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
     lines: list[str] = []

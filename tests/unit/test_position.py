@@ -278,6 +278,20 @@ def test_where_a_leap_has_seen_all_there_was_the_next_ones_start_before_it() -> 
     assert leaps == [at(50), at(25), at(12.5), at(6.25), at(3.125), at(1.5625), at(0.78125)]  # and then no more
 
 
+@pytest.mark.parametrize("before", [(0, 1), (0,)], ids=["full", "not full"])
+def test_a_leap_that_finds_nothing_says_nothing_of_what_lies_before_it(before: tuple[float, ...]) -> None:
+    positions = Positions((LINE, ELSEWHERE), lambda: 0.5)
+    walk = backlogged(positions.of(LINE, LINE.event_types))
+    while walk.position.leapt or walk.ask.start is None:
+        walk.next()
+        walk.answer(*(() if walk.position.leapt else before), now=100, reached=1)
+    assert walk.next().start == at(50)
+    walk.answer(now=100)
+    ask = ClaimAsk("platform", LINE.event_types, (), walk.limit, walk.ask.start, None)
+    may_be_more = positions.full([(LINE, ask)], [ClaimAnswer([], at(100), None)])
+    assert may_be_more == ((LINE,) if len(before) == walk.limit else ())
+
+
 def test_a_look_from_the_beginning_lets_leaps_reach_up_to_now_again() -> None:
     walk = backlogged(alone())
     while walk.next().start != at(50):

@@ -44,8 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Stage:
     """A desk with these lines, and its room: ten plain handlers at once, two lanes of five."""
 
-    def __init__(self, *lines: Line, concurrency: int = 10) -> None:
-        settings = WorkerSettings(generation=1, lanes=2, batch=5, concurrency=concurrency)
+    def __init__(self, *lines: Line, concurrency: int = 10, batch: int = 5) -> None:
+        settings = WorkerSettings(generation=1, lanes=2, batch=batch, concurrency=concurrency)
         self.desk = Desk(settings, Routes(lines, {}), NoteTaker(), cast("LoggerFor", None), lambda: 0.5)
         self.room = Room(self.desk)
         self.lines = lines
@@ -77,6 +77,14 @@ def test_a_plain_line_gets_twice_what_can_run() -> None:
 
 def test_a_line_of_lanes_gets_twice_what_lanes_take_on() -> None:
     assert Stage(line(A, transactional=True)).deal() == {0: 20}
+
+
+def test_groups_larger_than_fifty_have_to_be_earned_by_pace(clock: Clock) -> None:
+    stage = Stage(line(A, transactional=True), batch=300)
+    assert stage.deal() == {0: 2 * 2 * 50}
+    for _ in range(12):
+        work(stage, clock, rows=625, seconds=0.125)
+    assert 1_240 <= stage.deal()[0] <= 1_250  # what gets done in a quarter of a second
 
 
 def test_the_two_ways_to_run_have_a_room_each() -> None:
@@ -320,7 +328,7 @@ def test_too_short_a_time_measures_nothing(clock: Clock) -> None:
 def test_lanes_and_plain_handlers_are_measured_apart(clock: Clock) -> None:
     stage = Stage(line(A, transactional=True), line(B))
     work(stage, clock, rows=625, seconds=0.125)
-    assert stage.deal() == {0: 260, 1: 20}
+    assert stage.deal() == {0: 635, 1: 20}
 
 
 def test_a_limit_of_its_own_does_not_grow_with_the_pace(clock: Clock) -> None:

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from spectral.core.events.infrastructure.observability import outlet as outlets
 from spectral.core.events.infrastructure.observability import watch as module
-from spectral.core.events.infrastructure.observability.tools import Lean
+from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
@@ -30,7 +31,7 @@ from spectral.core.events.probe import (
     SettlementWritten,
     Stopped,
 )
-from tests.unit.log_notes import delivery, envelope
+from tests.unit.log_notes import delivery, envelope, traceparent
 from tests.unit.test_watch import LARGE, PATIENCE, Told, fail
 
 
@@ -54,6 +55,9 @@ class Counts(NoteTaker):
         self.told.set()
 
 
+TRACE = traceparent("a" * 32)
+
+
 def handled(payload: str = "{}") -> Finished:
     return Finished(delivery()._replace(payload=payload), Handled(), ("worlds.index",), 0.1)
 
@@ -70,6 +74,142 @@ def test_it_is_told_soon_although_nothing_else_happens() -> None:
     assert counts.told.wait(PATIENCE)
     assert counts.notes == [note]
     assert before <= counts.times[0] <= after, "it happened when it was said, not when it was told"
+
+
+def test_the_end_of_a_handler_is_told_to_whoever_asks_for_it_and_else_nothing_is_made_of_it() -> None:
+    asked, unasked = Watch({}, {"counts": (counts := Counts())}), Watch({}, {})
+    act = Handle(delivery(), "worlds.index")
+    asked.begin(act).end(ValueError("no"))
+    (note,) = counts.notes
+    assert isinstance(note, HandlerRan)
+    assert (note.act, note.failure) == (act, Failure("ValueError", "ValueError: no"))
+    activity = unasked.begin(act)
+    assert (activity.traceparent, activity.context) == (None, None)
+    assert activity is unasked.begin(Handle(delivery(), "worlds.other")), "one for all, for it knows nothing"
+    activity.end(ValueError("no"))
+
+
+class Follows:
+    """A tracer that wants nothing, or whatever it is told to want."""
+
+    def __init__(self) -> None:
+        self.wanted: Carried | None = None
+        self.asked = 0
+
+    def start(self, _act: Act) -> Carried | None:
+        self.asked += 1
+        return self.wanted
+
+
+def test_that_nobody_wants_handlers_is_asked_once_in_a_while_and_for_each_event_that_carries_a_trace() -> None:
+    watch = Watch({}, {}, tracer := Follows())
+    plain = Handle(delivery()._replace(trace_context=None), "worlds.index")
+    traced = Handle(delivery()._replace(trace_context=TRACE), "worlds.index")
+    for _ in range(3):
+        watch.begin(plain).end()
+    assert tracer.asked == 1
+    tracer.wanted = Carried(TRACE, None)
+    assert watch.begin(traced).traceparent == TRACE
+    watch._unwatched_until = time.monotonic()  # a second later
+    assert watch.begin(plain).traceparent == TRACE
+
+
+# what was settled together
+
+
+class Heaps(Counts):
+    """Takes them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heaps: list[Sequence[Note]] = []
+
+    def tell_many_at(self, notes: Sequence[Note], at: float) -> None:
+        self.heaps.append(notes)
+        self.times.append(at)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_heap_is_told_at_once_together_or_one_by_one_after_what_has_waited() -> None:
+    heaps, counts, told = Heaps(), Counts(), Told()
+    watch = Watch({"told": told}, {"heaps": heaps, "counts": counts})
+    watch.tell(first := ran())
+    heap = [handled() for _ in range(module._SEVERAL)]
+    before = time.time()
+    watch.tell_many(heap)
+    assert heaps.heaps == [[first], heap]
+    assert heaps.notes == []
+    assert counts.notes == [first, *heap]
+    assert len(set(counts.times[1:])) == 1
+    assert before <= counts.times[-1] == heaps.times[-1] <= time.time()
+    assert watch.flush(PATIENCE)
+    assert told.notes == [first, *heap]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_few_wait_for_more() -> None:
+    watch = Watch({}, {"heaps": (heaps := Heaps())})
+    few = [handled() for _ in range(module._SEVERAL - 1)]
+    watch.tell_many(few)
+    assert (heaps.heaps, heaps.notes) == ([], [])
+    watch.tell(Stopped())
+    assert (heaps.heaps, heaps.notes) == ([], [*few, Stopped()])
+
+
+@pytest.mark.usefixtures("patient")
+def test_handlers_that_have_waited_to_be_told_of_are_a_heap_to_whoever_takes_one() -> None:
+    heaps, counts, told = Heaps(), Counts(), Told()
+    watch = Watch({"told": told}, {"heaps": heaps, "counts": counts})
+    runs = [ran() for _ in range(3)]
+    between, failed = SettlementWritten(1, 0.1), ran(Failure("E", "no"))
+    notes: list[Note] = [runs[0], between, *runs[1:], failed]
+    for note in notes:
+        watch.tell(note)
+    assert heaps.heaps == [runs], "what goes wrong is told by itself, after what went well"
+    assert heaps.notes == [between, failed]
+    assert counts.notes == notes
+    assert watch.flush(PATIENCE)
+    assert told.notes == notes
+
+
+def test_whoever_cannot_take_a_heap_is_counted_and_the_others_have_it() -> None:
+    class Fails(Heaps):
+        def tell_many_at(self, notes: Sequence[Note], at: float) -> None:
+            raise OSError(len(notes), at)
+
+    watch = Watch({}, {"fails": Fails(), "heaps": (heaps := Heaps())})
+    watch.tell_many(heap := [handled() for _ in range(module._SEVERAL)])
+    assert heaps.heaps == [heap]
+    assert watch.troubles()["fails"] == (0, 1)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("only_counts", [False, True])
+def test_who_changes_his_mind_meanwhile_is_told_of_each_handler_once(*, only_counts: bool) -> None:
+    class Fickle(Told):
+        """A tool that counts in memory, and then does not any more, or the other way round."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.only_counts = only_counts
+            self.heaps: list[Note] = []
+
+        def tell_many_at(self, notes: Sequence[Note], _at: float) -> None:
+            self.heaps += notes
+
+    class Changes(Counts):
+        def tell_at(self, note: Note, at: float) -> None:
+            super().tell_at(note, at)
+            fickle.only_counts = not only_counts
+            watch._ask_again_at = 0.0
+
+    fickle = Fickle()
+    watch = Watch({"fickle": fickle}, {"changes": Changes()})
+    for _ in range(5):
+        watch.tell(ran())
+    watch.catch_up()
+    assert watch.flush(PATIENCE)
+    assert len(fickle.notes) + len(fickle.heaps) == 5
 
 
 @pytest.mark.usefixtures("patient")

@@ -49,8 +49,10 @@ create table public.claims (
 -- Of its owner: claims are made by functions that may do nothing here.
 create function public.witness() returns trigger language plpgsql security definer as $$
 begin
+    -- What was set aside is had by its id, with a broker and without.
     insert into public.claims (worker, by_reference)
-    values (new.claimed_by, current_query() like '%core.outbox_claim_these(%');
+    select new.claimed_by, current_query() like '%core.outbox_claim_these(%'
+    where current_query() not like '%core.outbox_claim_aside(%';
     return null;
 end
 $$;

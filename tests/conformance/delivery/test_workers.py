@@ -32,6 +32,12 @@ async def lose(stage: Stage) -> None:
     await until(lambda: stage.value(claim))  # a relay that takes the row in this moment is passed by
 
 
+async def take_back(stage: Stage) -> None:
+    """Have what a dead worker claimed be pending again."""
+    reap = "select count(*) > 0 from core.outbox_reap('0 s', '0 s')"
+    await until(lambda: stage.value(reap))  # a row that a relay has locked in this moment is passed by
+
+
 async def test_a_worker_that_stops_finishes_what_runs_and_another_gets_the_rest_unharmed(stage: Stage) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
     runs: list[tuple[str, int]] = []
@@ -126,7 +132,7 @@ async def test_a_run_whose_claim_was_taken_back_counts_for_nothing(stage: Stage,
     async with stage.running(platform):
         (event_id,) = await stage.publish(1)
         await until(lambda: len(runs) == 1)
-        await stage.execute("select core.outbox_reap('0 s', '0 s')")
+        await take_back(stage)
         await stage.execute("select core.outbox_wake('outbox_gen_1', '')")
         await until(lambda: len(runs) == 2)  # under another lease, while the first run goes on
         ends[0].set()
@@ -177,7 +183,7 @@ async def test_a_row_whose_workers_were_lost_runs_alone(stage: Stage) -> None:
 
     (pill,) = await stage.publish(0)
     await lose(stage)
-    await stage.execute("select core.outbox_reap('0 s', '0 s')")
+    await take_back(stage)
     await lose(stage)
     async with stage.running(platform, times=SOON_TAKEN_OVER, concurrency=5):
         await stage.publish(*range(1, 20))
@@ -190,6 +196,37 @@ async def test_a_row_whose_workers_were_lost_runs_alone(stage: Stage) -> None:
         await until(lambda: stage.all_are("delivered"))
     assert beside[0] == set()
     assert any(beside.values()), "the others ran side by side"
+    assert [note.delivery.event_id for note in stage.notes.of(Quarantined)] == [pill]
+    assert (await stage.row(pill))["attempts"] == 3
+
+
+async def test_a_row_that_must_run_alone_is_set_aside_until_its_worker_is_quiet(stage: Stage) -> None:
+    platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
+    running: set[int] = set()
+    beside: set[int] = set()
+    go_on = asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        if scan.number == 0:
+            beside.update(running)
+            return
+        running.add(scan.number)
+        await go_on.wait()
+        running.discard(scan.number)
+
+    (pill,) = await stage.publish(0)
+    await lose(stage)
+    await take_back(stage)
+    await lose(stage)
+    aside = "select status = 'pending' and attempts = 2 and next_attempt_at > now() from core.outbox where id = %s"
+    async with stage.running(platform, times=SOON_TAKEN_OVER, concurrency=5):
+        await stage.publish(1, 2, 3)
+        await until(lambda: len(running) == 3)
+        await until(lambda: stage.value(aside, pill))
+        go_on.set()
+        await until(lambda: stage.all_are("delivered"))
+    assert beside == set()
     assert [note.delivery.event_id for note in stage.notes.of(Quarantined)] == [pill]
     assert (await stage.row(pill))["attempts"] == 3
 

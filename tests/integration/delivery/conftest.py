@@ -34,9 +34,9 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     begun: list[int] = []
     begin = PostgresLane.begin_together
 
-    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+    async def counted(self: PostgresLane, runs: Sequence[tuple[Delivery, Handler]], only: str | None = None) -> bool:
         begun.append(len(runs))
-        return await begin(self, runs)
+        return await begin(self, runs, only)
 
     monkeypatch.setattr(trust, "ENOUGH", 1)
     monkeypatch.setattr(PostgresLane, "begin_together", counted)

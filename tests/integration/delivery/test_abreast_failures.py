@@ -254,10 +254,12 @@ async def test_a_worker_that_is_told_to_stop_begins_none_of_them(
     runs = project_scans(platform)
     begin = lane.PostgresLane.begin_together
 
-    async def begin_and_stop(self: lane.PostgresLane, begun: Sequence[tuple[Delivery, Handler]]) -> bool:
+    async def begin_and_stop(
+        self: lane.PostgresLane, begun: Sequence[tuple[Delivery, Handler]], only: str | None = None
+    ) -> bool:
         listener.stop()
         await until(lambda: listener._desk.stopping)
-        return await begin(self, begun)
+        return await begin(self, begun, only)
 
     monkeypatch.setattr(lane.PostgresLane, "begin_together", begin_and_stop)
     listener = bench.worker(platform, lanes=1)

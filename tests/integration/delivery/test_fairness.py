@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
 from spectral.core.events import Consumer, EventEnvelope, RetryPolicy, Transaction
-from spectral.core.events.delivery import claim
+from spectral.core.events.delivery import quarantine
 from spectral.core.events.probe import Quarantined
 from tests.integration.delivery.platform_worker import (
     COMPLETED,
@@ -297,7 +299,7 @@ async def lose_twice(bench: Bench) -> None:
 async def test_a_dangerous_row_does_not_wait_for_a_long_handler_for_ever(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "_QUARANTINE", 0.3)
+    monkeypatch.setattr(quarantine, "_LONGEST", 0.3)
     platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
     let_go = asyncio.Event()
     pill = asyncio.Event()
@@ -333,7 +335,7 @@ async def test_a_dangerous_row_does_not_wait_for_a_long_handler_for_ever(
 async def test_a_worker_that_runs_a_dangerous_row_for_long_goes_on_claiming(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "_QUARANTINE", 0.3)
+    monkeypatch.setattr(quarantine, "_LONGEST", 0.3)
     platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
     let_go = asyncio.Event()
     pill = asyncio.Event()
@@ -360,7 +362,7 @@ async def test_a_worker_that_runs_a_dangerous_row_for_long_goes_on_claiming(
 
 
 async def test_several_dangerous_rows_run_one_after_the_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "_QUARANTINE", 0.3)
+    monkeypatch.setattr(quarantine, "_LONGEST", 0.3)
     platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
     held: dict[int, int] = {}
 
@@ -377,3 +379,149 @@ async def test_several_dangerous_rows_run_one_after_the_other(bench: Bench, monk
         await until(lambda: bench.all_are("delivered"))
     assert held == {0: 1, 1: 1, 2: 1}
     assert len(bench.notes.of(Quarantined)) == 3
+
+
+def is_delivered(bench: Bench, event_id: UUID) -> Callable[[], Awaitable[object]]:
+    return lambda: bench.value("select status = 'delivered' from core.outbox where id = %s", event_id)
+
+
+async def lost_twice(bench: Bench) -> UUID:
+    """A dangerous row that is not due yet."""
+    (event_id,) = await bench.publish(0)
+    await lose_twice(bench)
+    await bench.execute("update core.outbox set next_attempt_at = now() + interval '1 h'")
+    return event_id
+
+
+async def test_of_several_busy_workers_one_waits_with_a_dangerous_row_and_the_others_go_on(bench: Bench) -> None:
+    let_go, pill = asyncio.Event(), asyncio.Event()
+
+    def crew() -> Consumer:
+        platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
+
+        @platform.on(COMPLETED, name="platform.mail")
+        async def mail(scan: Scan) -> None:
+            if scan.number == 0:
+                pill.set()
+
+        @platform.on(STARTED, name="platform.take_long", concurrency=1)
+        async def take_long(scan: Scan) -> None:
+            assert scan.number < 0
+            await let_go.wait()
+
+        return platform
+
+    event_id = await lost_twice(bench)
+    async with bench.running(crew()) as one, bench.running(crew()) as two, bench.running(crew()) as three:
+        await bench.publish(-1, -2, -3, event_type=STARTED)
+        await until(lambda: all(each.health().held for each in (one, two, three)))
+        await bench.execute("update core.outbox set next_attempt_at = now() where id = %s", event_id)
+        # All of them are woken, and find it, again and again.
+        for number in range(1, 31):
+            (quick,) = await bench.publish(number)
+            await until(is_delivered(bench, quick), within=3)
+        await until(lambda: bench.value("select next_attempt_at > now() from core.outbox where id = %s", event_id))
+        assert not pill.is_set()
+        let_go.set()
+        await soon(pill.wait())
+        await until(lambda: bench.all_are("delivered"))
+    assert [note.delivery.event_id for note in bench.notes.of(Quarantined)] == [event_id]
+    assert (await bench.row(event_id))["attempts"] == 3, "to be set aside is not charged"
+
+
+async def test_a_dangerous_row_that_has_ended_is_not_waited_for_because_of_what_it_ran_beside(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "_LONGEST", 4)
+    platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
+    let_go, long = asyncio.Event(), asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        assert scan.number >= 0
+
+    @platform.on(STARTED)
+    async def take_long(scan: Scan) -> None:
+        assert scan.number < 0
+        long.set()
+        await let_go.wait()
+
+    event_id = await lost_twice(bench)
+    async with bench.running(platform):
+        await bench.publish(-1, event_type=STARTED)
+        await soon(long.wait())
+        await bench.execute("update core.outbox set next_attempt_at = now() where id = %s", event_id)
+        await bench.publish(1)
+        await until(is_delivered(bench, event_id))
+        (quick,) = await bench.publish(2)
+        await until(is_delivered(bench, quick), within=2)
+        let_go.set()
+
+
+async def test_while_another_one_waits_a_dangerous_row_is_put_off_and_then_runs_beside_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "_LONGEST", 0.5)
+    monkeypatch.setattr(quarantine, "_ASIDE", timedelta(seconds=0.2))
+    platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
+    let_go, long, pill = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        if scan.number == 0:
+            pill.set()
+
+    @platform.on(STARTED)
+    async def take_long(scan: Scan) -> None:
+        assert scan.number < 0
+        long.set()
+        await let_go.wait()
+
+    event_id = await lost_twice(bench)
+    await bench.execute("select pg_advisory_lock(core.worker_quarantine_key('platform'))")
+    async with bench.running(platform):
+        await bench.publish(-1, event_type=STARTED)
+        await soon(long.wait())
+        await bench.execute("update core.outbox set next_attempt_at = now() where id = %s", event_id)
+        await bench.publish(1)
+        await soon(pill.wait())
+        await until(is_delivered(bench, event_id))
+        assert (await bench.row(event_id))["attempts"] == 3
+        let_go.set()
+        await until(lambda: bench.all_are("delivered"))
+    assert bench.notes.of(Quarantined) == []
+
+
+async def test_a_dangerous_row_is_not_lost_with_the_connection_of_the_worker_that_waits_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quarantine, "_LONGEST", 2)
+    platform = Consumer("platform", retry=RetryPolicy(max_retries=5))
+    let_go, long = asyncio.Event(), asyncio.Event()
+
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        assert scan.number >= 0
+
+    @platform.on(STARTED)
+    async def take_long(scan: Scan) -> None:
+        assert scan.number < 0
+        long.set()
+        await let_go.wait()
+
+    event_id = await lost_twice(bench)
+    entered = "select count(*) = 1 from pg_locks where locktype = 'advisory' and granted and mode = 'ExclusiveLock'"
+    async with bench.running(platform):
+        await bench.publish(-1, event_type=STARTED)
+        await soon(long.wait())
+        await bench.execute("update core.outbox set next_attempt_at = now() where id = %s", event_id)
+        await bench.publish(1)
+        await until(lambda: bench.value(entered))
+        await bench.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and application_name like 'spectral claim %%'"
+        )
+        let_go.set()
+        await until(lambda: bench.all_are("delivered"))
+        await until(lambda: bench.value(f"select not ({entered})"))
+    assert (await bench.row(event_id))["attempts"] == 3

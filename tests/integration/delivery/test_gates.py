@@ -136,7 +136,7 @@ async def test_brief_handlers_share_a_round_trip(
     traffic.clear()
     await bench.drain(platform, lanes=1)
     assert await bench.statuses() == {"delivered": 500}
-    # The first group as above. Then three messages for each group, of ten, of twenty, of forty and of fifty.
+    # The first group as above. Then three messages for each group: of ten, of twenty, of forty, of all that is claimed.
     assert traffic.round_trips["lane"] <= 2 * 50 + 3 * 13 + 10, traffic
     assert traffic.round_trips["settle"] == 0, traffic
 

@@ -16,7 +16,7 @@ from spectral.core.events.delivery import trust
 from spectral.core.events.failure import TransactionMisusedError
 from spectral.core.events.infrastructure.postgres import lane
 from spectral.core.events.outcome import AlreadyHandled
-from spectral.core.events.probe import Finished, HandlerRan, SettlementWritten
+from spectral.core.events.probe import Finished, HandlerRan, KeptApart, SettlementWritten
 from tests.integration.delivery.platform_worker import (
     AT_ONCE,
     COMPLETED,
@@ -82,6 +82,32 @@ async def test_one_that_fails_does_so_alone_and_its_neighbours_take_effect_once(
     row = await bench.row(ids[2])
     assert row["attempts"] == 1
     assert "TerminalHandlerError" in row["last_error"]
+
+
+@pytest.mark.parametrize("at_commit", [False, True])
+async def test_after_a_failure_groups_grow_from_the_beginning(
+    bench: Bench, platform: Consumer, groups: list[int], *, at_commit: bool
+) -> None:
+    await bench.execute("create table public.seats (number integer unique deferrable initially deferred)")
+    await bench.execute("grant insert on public.seats to public")
+    bad = {35}
+
+    @platform.on(COMPLETED, retry=AT_ONCE)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        is_bad = scan.number in bad
+        await tx.execute("insert into public.seats values (%s)", (0 if is_bad and at_commit else scan.number,))
+        bad.discard(scan.number)
+        if is_bad and not at_commit:
+            raise ConnectionError("not now")
+
+    async with trusting(bench, platform):
+        for numbers in (range(10), range(10, 30), range(30, 60), range(60, 90)):
+            await bench.publish(*numbers)
+            await until(lambda: bench.all_are("delivered"))
+    grown = groups.index(30)
+    assert groups[:grown] == [10, 20]
+    assert groups[grown + 1] <= 10
+    assert max(groups[grown + 1 :]) > 10, "and they do grow again"
 
 
 async def test_after_a_failure_each_row_has_its_savepoint_until_trust_is_earned_again(
@@ -150,6 +176,7 @@ async def test_two_rows_of_one_key_in_one_group_have_one_effect(
     assert groups[0] == 4
     assert sorted(await effects(bench)) == [("project", 1), ("project", 2), ("project", 3)]
     assert AlreadyHandled() in [note.outcome for note in bench.notes.of(Finished)]
+    assert bench.notes.of(KeptApart) == [], "a key is no lock"
 
 
 async def test_two_rows_of_one_key_in_one_group_do_not_fail_by_each_other(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from spectral.core.events.envelope import CONTEXT_PATTERN, EVENT_TYPE_PATTERN, MAX_NAME_LENGTH
 from spectral.core.events.failure import ConfigurationError, UndecodablePayloadError
@@ -31,6 +31,7 @@ HANDLER_NAME_PATTERN: Final = r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+$"
 DEFAULT_TIMEOUT: Final = timedelta(seconds=240)
 """Shorter than the lease, so that a handler that hangs is ended by its own worker."""
 
+_VALIDATE_JSON: Final = getattr(BaseModel.model_validate_json, "__func__")  # noqa: B009  mypy sees a bound method
 HandlerFunction = TypeVar("HandlerFunction", bound="Callable[..., Awaitable[None]]")
 
 
@@ -67,6 +68,7 @@ class Handler:
     transactional: bool = field(init=False)
     wants_context: bool = field(init=False)
     _only_payload: str | None = field(init=False, repr=False)
+    _validates_itself: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Asked for every delivery, so worked out once.
@@ -74,7 +76,10 @@ class Handler:
         object.__setattr__(self, "transactional", self.signature.transactional)
         object.__setattr__(self, "wants_context", self.signature.wants_context)
         names = [name for name, _ in self.signature.arguments]
-        object.__setattr__(self, "_only_payload", names[0] if self.signature.model and len(names) == 1 else None)
+        model = self.signature.model
+        object.__setattr__(self, "_only_payload", names[0] if model and len(names) == 1 else None)
+        own = getattr(model, "model_validate_json", None)
+        object.__setattr__(self, "_validates_itself", getattr(own, "__func__", None) is not _VALIDATE_JSON)
 
     def is_exhausted(self, delivery: Delivery) -> bool:
         """Whether it has had its attempts, and the row lives on for the sake of a more patient handler.
@@ -114,7 +119,10 @@ class Handler:
             if has_long_number(delivery.payload):
                 # Read as JSON, a number beyond every float would come out as infinity.
                 return model.model_validate(decode_payload(delivery.payload))
-            return model.model_validate_json(delivery.payload)
+            if self._validates_itself:
+                return model.model_validate_json(delivery.payload)
+            # What that comes to, without the call in between. Asked for anew: a model may be completed after its use.
+            return model.__pydantic_validator__.validate_json(delivery.payload)
         except ValidationError:
             raise
         except (ValueError, RecursionError) as error:

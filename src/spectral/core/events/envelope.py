@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
 import time
 from copy import deepcopy
@@ -44,30 +45,51 @@ _EVENT_TYPE: Final = re.compile(EVENT_TYPE_PATTERN)
 _TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 
-_last_stamp = 0
-_stamp_lock = threading.Lock()
+_VERSION_AND_VARIANT: Final = (0x7 << 76) | (0b10 << 62)
+_MOST_KNOWN: Final = 1_000
 
 
-def _unlock_in_child() -> None:
-    """A fork while another thread drew an id would leave the child waiting for a thread it does not have."""
-    global _stamp_lock  # noqa: PLW0603  as in new_event_id
-    _stamp_lock = threading.Lock()
+class _Ids:
+    """The ids of this process: its clock, and randomness that is fetched for many of them at once."""
+
+    def __init__(self) -> None:
+        self._last_stamp = 0
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """In the child of a fork: with a lock that nobody holds, and with nothing that the parent draws from too."""
+        self._lock = threading.Lock()
+        self._random: list[int] = []
+
+    def draw(self) -> int:
+        """The next, as a number."""
+        try:
+            random = self._random.pop()
+        except IndexError:
+            random = self._fetch()
+        # 48 bits of milliseconds, then 12 bits that count the fractions of one: the order within a millisecond.
+        stamp = (time.time_ns() << 12) // 1_000_000
+        with self._lock:  # nothing is made inside: a finalizer that the garbage collector calls may draw an id too
+            if stamp <= self._last_stamp:
+                stamp = self._last_stamp + 1
+            self._last_stamp = stamp
+        return ((stamp >> 12) << 80) | ((stamp & 0xFFF) << 64) | _VERSION_AND_VARIANT | random
+
+    def _fetch(self) -> int:
+        """For this id, and for those to come; another thread may be at it too, and nothing is used twice."""
+        fetched: list[int] = [each >> 2 for (each,) in struct.iter_unpack("Q", os.urandom(8 * 64))]
+        random = fetched.pop()
+        self._random = fetched
+        return random
 
 
-os.register_at_fork(after_in_child=_unlock_in_child)
+_ids: Final = _Ids()
+os.register_at_fork(after_in_child=_ids.start_anew)
 
 
 def new_event_id() -> UUID:
     """A UUIDv7: ids of one process are strictly increasing, so neighbours in time are neighbours in the index."""
-    global _last_stamp  # noqa: PLW0603  the clock of the process; one lock, one writer
-    # 48 bits of milliseconds, then 12 bits that count the fractions of one: the order within a millisecond.
-    stamp = (time.time_ns() << 12) // 1_000_000
-    with _stamp_lock:
-        if stamp <= _last_stamp:
-            stamp = _last_stamp + 1
-        _last_stamp = stamp
-    random = int.from_bytes(os.urandom(8), "big") & 0x3FFF_FFFF_FFFF_FFFF
-    return UUID(int=((stamp >> 12) << 80) | (0x7 << 76) | ((stamp & 0xFFF) << 64) | (0b10 << 62) | random)
+    return UUID(int=_ids.draw())
 
 
 def is_traceparent(text: str) -> bool:
@@ -90,11 +112,18 @@ def _canonical(event_id: object) -> str:
         return "not an id"
 
 
+_known_names: Final[set[str]] = set()
+
+
 def _refuse_other_names(text: str) -> str:
+    if text in _known_names:  # a program publishes few types, and many events of each
+        return text
     if _EVENT_TYPE.fullmatch(text) is None:
         raise ValueError(
             "must be <context>.<noun>.<verb>, lower case, such as orders.order.placed (then .v2, .v3, ...)"
         )
+    if len(_known_names) < _MOST_KNOWN:
+        _known_names.add(text)
     return text
 
 

@@ -6,10 +6,8 @@ Whoever looks at one matches all cases; a new case is a type error everywhere it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from datetime import timedelta
+from datetime import timedelta
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,12 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Nothing was decided: the worker stopped before its handlers had ended, or another one has its key; uncharged."""
+    """Nothing was decided: the worker stopped before its handlers had ended, or another one has its key; uncharged.
+
+    delay: for so long nobody is to have it, for it must not run beside what is held.
+    """
+
+    delay: timedelta = timedelta(0)
 
 
 Outcome: TypeAlias = Handled | AlreadyHandled | Retry | DeadLetter | Released

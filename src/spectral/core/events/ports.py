@@ -118,6 +118,18 @@ class Claims(Bell, Protocol):
         """
         ...
 
+    async def enter_quarantine(self, context: str) -> bool:
+        """Become the one worker of this context that waits for the quiet, for a row that must run alone; if none is."""
+        ...
+
+    async def leave_quarantine(self, context: str) -> None:
+        """Let another one."""
+        ...
+
+    async def claim_aside(self, ask: ClaimAsk, aside: Delivery) -> ClaimAnswer:
+        """Claim the row that this delivery was of, which was set aside; nothing if it is not what it was."""
+        ...
+
     async def close(self) -> None:
         """Close the connection."""
         ...
@@ -169,7 +181,7 @@ class Settlements(Protocol):
     """The connection that settles what was not settled in a lane."""
 
     async def settle(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
-        """Write them, no row twice, in one fenced transaction; answer the rows whose lease still stood.
+        """Write them, no row twice, in one fenced transaction; answer the rows whose lease was lost before.
 
         Raises:
             SettleRefusedError: the server refused; nothing was written.
@@ -199,6 +211,9 @@ class BriefTransaction(Transaction, Protocol):
 
     overran: bool
     """Whether it wanted more than that; what was done in the transaction cannot be kept then."""
+
+    refusal: str | None
+    """The SQLSTATE with which its statement was refused, if it was."""
 
     @property
     def is_waiting(self) -> bool:
@@ -276,9 +291,11 @@ class Lane(Protocol):
         """For the brief handlers of a group that was begun together, to be run at the same time."""
         ...
 
-    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]], only: str | None = None) -> bool:
         """Open a group without savepoints for these rows and their handlers; false: `abandon` it, nothing was done.
 
+        only: the one handler of all of them, if there is to be no other group of it: not on this database, by anybody
+        who says so too.
         Then run each, `accept` it, and `commit_together` those that ran. If one fails, none of them is to be kept.
         """
         ...
@@ -317,7 +334,7 @@ class Lane(Protocol):
         ...
 
     async def commit(self, conclusions: Sequence[Conclusion]) -> set[UUID]:
-        """Settle these and commit; answer the rows whose lease still stood.
+        """Settle these and commit; answer the rows whose lease was lost before.
 
         Raises:
             CommitRefusedError: the server refused the commit, or it is another transaction than the group's; nothing

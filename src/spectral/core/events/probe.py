@@ -231,6 +231,18 @@ class Conflicted:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptApart:
+    """A handler's rows met conflicts where they shared a transaction, and do so no more for this long.
+
+    one_group: but for one group of them at a time, among all workers that know; of handlers that are trusted.
+    """
+
+    handler_name: str
+    keeps: timedelta
+    one_group: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LoopBlocked:
     """The event loop has not moved for this long: a handler blocks it."""
 
@@ -380,7 +392,16 @@ DeliveryNote: TypeAlias = (
 """Of one event, or a few."""
 
 WorkerNote: TypeAlias = (
-    EarOpened | EarLost | SubstrateLost | LoopBlocked | NeverAllocated | Started | Stopping | Stopped | Crashed
+    EarOpened
+    | EarLost
+    | SubstrateLost
+    | KeptApart
+    | LoopBlocked
+    | NeverAllocated
+    | Started
+    | Stopping
+    | Stopped
+    | Crashed
 )
 """Of the worker itself."""
 
@@ -414,7 +435,9 @@ class Activity(Protocol):
 class Probe(Protocol):
     """Is told what happens; called from the worker's loop, from the thread beside it, and by publishers.
 
-    One that tells others in its own time has `flush(within)` too, see `NoteTaker`; `Publishing.flush` calls it.
+    One that tells others in its own time has `flush(within)` too, see `NoteTaker`; `Publishing.flush` calls it. One
+    that is quicker with many at once may have `tell_many(notes)`: by that it is told of deliveries that were settled
+    together and went well, each a `Finished`.
     """
 
     def tell(self, note: Note) -> None:

@@ -24,6 +24,7 @@ ENVIRONMENT_VARIABLE: Final = "SPECTRAL_ENVIRONMENT"
 URL_VARIABLES: Final = ("SPECTRAL_DATABASE_URL", "DATABASE_URL")
 _LIBPQ_VARIABLES: Final = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE")
 _MAY_BE_NOTHING: Final = frozenset({"grace", "unhandled_after", "start", "stop", "patience", "degraded_after"})
+_SMALL_BATCH: Final = 50
 MAX_RELEASE: Final = 10**15
 """The highest generation of a release. A column would take more, but then there may be no number for the next one."""
 
@@ -179,8 +180,8 @@ class WorkerSettings:
     classes: tuple[str, ...] = ()
     contexts: frozenset[str] = DEFAULT_CONTEXTS
     name: str = ""
-    lanes: int = 2
-    batch: int = 50
+    lanes: int = 4
+    batch: int = 200
     concurrency: int = 50
     commit_within: timedelta = timedelta(milliseconds=50)
     replace_subscriptions: bool = False
@@ -218,6 +219,14 @@ class WorkerSettings:
             accept_generations=frozenset(parse_generation(each, ACCEPT_VARIABLE) for each in accepted),
             classes=tuple(each for each in classes if each),
         )
+
+    @property
+    def small_batch(self) -> int:
+        """Rows that share a commit at most while each has a savepoint, and round trips, of its own.
+
+        More of them would save little; larger groups are for rows that share the round trips as well.
+        """
+        return min(self.batch, _SMALL_BATCH)
 
     def generations(self) -> tuple[int, ...]:
         """The generations whose rows it runs, its own first."""

@@ -104,8 +104,10 @@ def _lane(*row: Any) -> Lane:  # noqa: ANN401  a row of the statement
 
 
 def _worker(*row: Any) -> Worker:  # noqa: ANN401  as above
-    name, generation, generations, contexts, channels, *rest = row
-    return Worker(name, generation, tuple(generations), tuple(contexts), tuple(channels), *rest)
+    *values, unsubscribed = row
+    name, generation, generations, contexts, channels, *rest = values
+    worker = Worker(name, generation, tuple(generations), tuple(contexts), tuple(channels), *rest)
+    return replace(worker, unsubscribed=tuple(unsubscribed))
 
 
 def _backlogs(

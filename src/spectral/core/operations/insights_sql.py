@@ -49,7 +49,18 @@ from core.insight_failed(%(now)s, %(cap)s) as failed
 WORKERS: Final = b"""
 select
     worker.name, worker.generation, worker.generations, worker.contexts, worker.channels, worker.host, worker.pid,
-    worker.version, worker.signed_in_at, core.worker_lives(worker.name) as alive
+    worker.version, worker.signed_in_at, core.worker_lives(worker.name) as alive,
+    array(
+        select served.context
+        from unnest(worker.contexts) as served (context)
+        where not exists (
+            select
+            from core.subscriptions as subscription
+            where subscription.generation = worker.generation
+              and subscription.context = served.context
+        )
+        order by served.context
+    ) as unsubscribed
 from core.workers as worker
 order by worker.generation desc, worker.name
 limit 500

@@ -94,7 +94,10 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that signed in and not out; `alive` is what its liveness lock says."""
+    """A worker that signed in and not out; `alive` is what its liveness lock says.
+
+    unsubscribed: contexts of which its own generation has no handler on record, for whatever type.
+    """
 
     name: str
     generation: int
@@ -106,11 +109,17 @@ class Worker:
     version: str
     signed_in_at: datetime
     alive: bool
+    unsubscribed: tuple[str, ...] = ()
     in_flight: int = 0
 
     def serves(self, context: str | None, generation: int) -> bool:
         """Whether rows of this context and generation are its own; every worker splits broadcasts."""
         return self.alive and generation in self.generations and (context is None or context in self.contexts)
+
+    @property
+    def subscribes(self) -> bool:
+        """Whether it puts its handlers on record. A `ChannelListener`, which has one channel, takes all that comes."""
+        return len(self.channels) > 1
 
 
 @dataclass(frozen=True, slots=True)

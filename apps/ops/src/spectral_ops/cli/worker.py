@@ -27,11 +27,11 @@ def worker(  # noqa: PLR0913, PLR0917  one parameter for each option of the comm
     ] = None,
     lanes: Annotated[
         int | None,
-        typer.Option(min=1, help="Transactions at once, one connection each; 2 unless told.", show_default=False),
+        typer.Option(min=1, help="Transactions at once, one connection each; 4 unless told.", show_default=False),
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows that share a commit at most; 50 unless told.", show_default=False),
+        typer.Option(min=1, help="Rows that share a commit at most; 200 unless told.", show_default=False),
     ] = None,
     processes: Annotated[int, typer.Option(min=1, max=256, help="Worker processes under one parent.")] = 1,
     classes: Annotated[

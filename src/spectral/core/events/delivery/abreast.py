@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END
-from spectral.core.events.delivery.group import TakenBackError
+from spectral.core.events.delivery.group import CONFLICTS, TakenBackError
 from spectral.core.events.failpoints import reached
 from spectral.core.events.ports import ErrandsVoidError
 from spectral.core.events.probe import HandlerRanAway
@@ -44,7 +44,9 @@ class _Walk:
         self.is_over = False
 
 
-async def run_abreast(desk: Desk, errands: Errands, runs: Sequence[tuple[Delivery, Handler]]) -> None:
+async def run_abreast(
+    desk: Desk, errands: Errands, runs: Sequence[tuple[Delivery, Handler]], *, although_apart: bool
+) -> None:
     """Run these handlers, each on its delivery.
 
     Raises:
@@ -52,7 +54,7 @@ async def run_abreast(desk: Desk, errands: Errands, runs: Sequence[tuple[Deliver
         SubstrateLostError: the connection is lost.
         CancelledError: the worker is being stopped; the handlers were cancelled too.
     """
-    walkers = _Walkers(desk, errands)
+    walkers = _Walkers(desk, errands, although_apart=although_apart)
     patience = desk.settings.times.patience
     try:
         await walkers.walk(runs)
@@ -69,8 +71,9 @@ async def run_abreast(desk: Desk, errands: Errands, runs: Sequence[tuple[Deliver
 class _Walkers:
     """All of them, and what they are waiting for."""
 
-    def __init__(self, desk: Desk, errands: Errands) -> None:
+    def __init__(self, desk: Desk, errands: Errands, *, although_apart: bool) -> None:
         self._desk = desk
+        self._although_apart = although_apart
         self._errands = errands
         self._loop = asyncio.get_running_loop()
         self._walks: list[_Walk] = []
@@ -113,7 +116,8 @@ class _Walkers:
             reached("handle.before")
             await handler.call(delivery, told, walk.transaction)
             reached("handle.after")
-            itself = asyncio.current_task()  # not `walk.task`, which may not be known yet: tasks may be eager
+            # Where tasks are eager it may not be known yet; else to be asked for takes as long as a handler.
+            itself = getattr(walk, "task", None) or asyncio.current_task()
             if itself is not None and itself.cancelling():  # it cancels itself and returns: failed like any other
                 walk.error = asyncio.CancelledError()
         except BaseException as error:  # noqa: BLE001  see above
@@ -183,6 +187,8 @@ class _Walkers:
         if refused is not None:
             guilty = next(walk for walk in self._walks if walk.transaction is refused)
             self._desk.trust.failed(guilty.handler.name)
+            if refused.refusal in CONFLICTS and len(self._walks) > 1:
+                self._desk.met_a_conflict(guilty.handler.name, although_apart=self._although_apart)
             raise TakenBackError
 
     def _are_late(self) -> None:

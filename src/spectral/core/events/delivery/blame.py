@@ -6,10 +6,10 @@ whoever it was that lost it for them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from spectral.core.events.delivery.dispatch import conclude, may_pass
-from spectral.core.events.delivery.group import NOT_SERIALIZABLE
+from spectral.core.events.delivery.group import CONFLICTS
 from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from spectral.core.events.delivery.group import Group, VoidedError
     from spectral.core.events.lease import Delivery
 
-_CONFLICTS: Final = frozenset({"40P01", NOT_SERIALIZABLE})
-"""A deadlock too, if a commit has met it: whoever else was in it has gone on by now."""
-
 
 def is_conflict(error: BaseException, handlers: Sequence[Handler]) -> bool:
-    """Whether a commit was refused because of others; not if one of these handlers must not be tried again for it."""
-    return sqlstate_of(error) in _CONFLICTS and all(may_pass(error, handler) for handler in handlers)
+    """Whether a commit was refused because of others; not if one of these handlers must not be tried again for it.
+
+    A deadlock too: whoever else was in it has gone on by now.
+    """
+    return sqlstate_of(error) in CONFLICTS and all(may_pass(error, handler) for handler in handlers)
 
 
 def acquitted(desk: Desk, group: Group, voided: VoidedError) -> list[Delivery]:
@@ -67,4 +67,4 @@ def _fail(
     done, _ = desk.run_before(delivery)
     ran = {*done, *(handler.name for handler, _ in (*failures, *undone))}
     handlers = desk.routes.handlers_for(delivery)
-    desk.conclude(delivery, outcome, [each.name for each in handlers if each.name in ran])
+    desk.conclude(delivery, outcome, tuple(each.name for each in handlers if each.name in ran))

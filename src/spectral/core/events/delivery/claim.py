@@ -3,7 +3,7 @@
 Woken by a notification, by the safety poll, by the earliest row that falls due, or by room where there was none; while
 it is busy it polls instead. A claim that comes back full is followed by another at once, which starts where that one
 ended; one that does not, while rows keep coming, by a pause of milliseconds, in which some gather. A row that has cost
-more than one worker its life is run while the process holds nothing else.
+more than one worker its life is run while the process holds nothing else (see `quarantine`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.look import EVERY, Looks, Timer
-from spectral.core.events.delivery.position import Positions, full
+from spectral.core.events.delivery.position import Positions
+from spectral.core.events.delivery.quarantine import Quarantine
 from spectral.core.events.delivery.room import Room
 from spectral.core.events.delivery.wakefulness import Wakefulness
 from spectral.core.events.describe import describe
@@ -39,9 +41,6 @@ Until: TypeAlias = Literal["stopped", "drained", "once"]
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
 _LOSSES_BEFORE_QUARANTINE: Final = 2
-_QUARANTINE: Final = 30.0
-"""Seconds: what kills its process does so soon, and nobody should wait for a task of hours to show that it does not."""
-
 _GATHER: Final = 5
 """Where rows come one by one, a claim is followed by a pause of so many times what it took: whoever claims and settles
 each by itself takes the processors from those who publish, and from its own handlers."""
@@ -72,9 +71,8 @@ class ClaimLoop:
         self._stopped = asyncio.Event()
         self._stopping = False
         self._until: Until = "stopped"
-        self._calming: Line | None = None  # where a dangerous row waits for this process to hold nothing
-        self._calming_until = 0.0
-        self._quarantine = False
+        self._quarantine = Quarantine(claims, desk)
+        self._runs_alone = False
         self._more = False
         self._has_slept = False
         self._is_idle = False  # it has slept, and has not looked since
@@ -164,6 +162,8 @@ class ClaimLoop:
         of every line that has also looked ahead; to gather is no sleep.
         """
         self._gather_for = 0.0
+        if (aside := self._due_aside()) is not None:
+            return await self._run_aside(*aside)
         clock = asyncio.get_running_loop().time
         if self._wakefulness.must_look:
             self._looks.abandon()  # one that is under way may be past what was done in silence
@@ -174,7 +174,7 @@ class ClaimLoop:
             self._wakefulness.must_look = False
         looks = self._looks.is_on
         ahead = looks or self._has_claimed or (clock() >= self._look_ahead_at and not self._is_prompt)
-        was_calming = self._calming is not None
+        was_calming = self._quarantine.is_waiting
         asks = self._asks(ahead=ahead)
         asked = {id(line) for line, _ in asks}
         lines = self._desk.routes.lines if asks else ()
@@ -191,7 +191,7 @@ class ClaimLoop:
         seconds = clock() - began
         self._tell(asks, answers, seconds)
         self._started.set()
-        self._full = full(asks, answers)
+        self._full = self._positions.full(asks, answers)
         rows = sum(len(answer.deliveries) for answer in answers)
         self._wakefulness.found(rows, overflows=bool(self._full or self._room.refused))
         await self._hand_on(asks, answers, ahead=ahead, seconds=seconds)
@@ -239,12 +239,10 @@ class ClaimLoop:
     def _asks(self, *, ahead: bool) -> list[tuple[Line, ClaimAsk]]:
         """What there is room for; nothing at all while nobody would see that this worker lives."""
         self._room.refused = set()
-        if not self._ways.is_alive():
+        if not self._ways.is_alive() or self._quarantine.aside is not None:
             return []
-        if self._calming is not None:
-            if self._desk.held() and asyncio.get_running_loop().time() < self._calming_until:
-                return []
-            return [self._ask(self._calming, 1, anew=True)]
+        if self._quarantine.offered is not None:
+            return [self._ask(self._quarantine.offered, 1, anew=True)] if self._quarantine.may_begin() else []
         # While some lines come back full, the others are asked less often: to find nothing costs as well.
         narrowed = self._room.deal(self._full) if self._full and not ahead else []
         dealt = narrowed or self._room.deal(self._desk.routes.lines)
@@ -265,23 +263,23 @@ class ClaimLoop:
         """A row is no longer held: wake if somebody waits for the room, the quiet or the end."""
         if self._wake.is_set():
             return
-        waits_for_quiet = self._quarantine or self._calming is not None or self._until == "drained"
-        if (waits_for_quiet and not self._desk.held()) or (self._room.refused and self._room.has_room()):
+        waits_for_quiet = self._quarantine.is_waiting or self._until == "drained"
+        is_quiet = waits_for_quiet and not self._desk.held()
+        if is_quiet or self._runs_alone or (self._room.refused and self._room.has_room()):
             self._wake.set()
 
     async def _hand_on(
         self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer], *, ahead: bool, seconds: float
     ) -> None:
-        calmed, self._calming = self._calming, None
+        self._quarantine.offered = None
         dangerous: list[tuple[Line, Delivery]] = []
-        is_stale = seconds > 2 * self._desk.settings.times.answer.total_seconds()
+        is_stale = self._is_stale(seconds)
         for (line, ask), answer in zip(asks, answers, strict=True):
             position = self._positions.of(line, ask.event_types)
             position.reached(ask, answer)
             self._looks.answer(line, position, answer, ahead=ahead)
             self._desk.hold(answer.deliveries, line)
             if is_stale:
-                # The loop was blocked for so long that they may have been given back as unknown, and claimed again.
                 self._desk.release(answer.deliveries)
             elif any(delivery.suspect for delivery in answer.deliveries):
                 dangerous += [(line, delivery) for delivery in answer.deliveries if self._is_dangerous(delivery)]
@@ -290,15 +288,44 @@ class ClaimLoop:
             else:
                 self._hand_to(line, answer.deliveries)
         if dangerous:
-            line, first = dangerous[0]
-            if self._desk.held() == 1 or calmed is not None:
-                await self._run_alone(line, first)
-            else:
-                # Given back before anything else that is held can take it along; claimed again when nothing is, or when
-                # what is held takes too long to wait for.
-                self._desk.release([delivery for _, delivery in dangerous])
-                self._calming = line
-                self._calming_until = asyncio.get_running_loop().time() + _QUARANTINE
+            if self._desk.held() == 1:
+                await self._run_alone(*dangerous[0])
+                return
+            # Given back before anything else that is held can take it along.
+            for line, delivery in await self._quarantine.put_off(dangerous):
+                self._hand_to(line, [delivery])
+
+    def _is_stale(self, seconds: float) -> bool:
+        """Whether a claim took so long that its rows may have been given back as unknown, and claimed again."""
+        return seconds > 2 * self._desk.settings.times.answer.total_seconds()
+
+    def _due_aside(self) -> tuple[Line, Delivery] | None:
+        """The row that this worker has waited with, if it is to run now."""
+        may_begin = self._ways.is_alive() and self._quarantine.may_begin()
+        return self._quarantine.begin() if may_begin else None
+
+    async def _run_aside(self, line: Line, aside: Delivery) -> bool:
+        """Claim what was set aside, and run it. If the database is lost, it falls due by itself."""
+        clock = asyncio.get_running_loop().time
+        ask = ClaimAsk(line.context, line.event_types, line.handler_names, 1, handler_types=line.handler_types)
+        reached("claim.before")
+        began = clock()
+        try:
+            answer = await self._claims.claim_aside(ask, aside)
+        except SubstrateLostError:
+            with suppress(SubstrateLostError):
+                await self._claims.leave_quarantine(line.context)
+            raise
+        reached("claim.after")
+        self._tell([(line, ask)], [answer], clock() - began)
+        self._desk.hold(answer.deliveries, line)
+        if self._is_stale(clock() - began):
+            self._desk.release(answer.deliveries)
+        else:
+            for delivery in answer.deliveries:
+                await self._run_alone(line, delivery)
+        await self._claims.leave_quarantine(line.context)
+        return True
 
     def _hand_to(self, line: Line, deliveries: list[Delivery]) -> None:
         (self._ways.to_lanes if line.transactional else self._ways.to_plain)(deliveries)
@@ -312,16 +339,15 @@ class ClaimLoop:
 
     async def _run_alone(self, line: Line, delivery: Delivery) -> None:
         """Run it, so that it takes nobody along, and claim nothing until it has ended, or has lived for a while."""
-        self._quarantine = True
+        self._runs_alone = True
         await self._wakefulness.leave()  # it does not look meanwhile
         self._desk.probe.tell(Quarantined(delivery))
         self._hand_to(line, [delivery])
-        clock = asyncio.get_running_loop().time
-        until = clock() + _QUARANTINE
-        while self._desk.held() and not self._stopping and clock() < until:
+        until = self._quarantine.deadline()
+        while self._desk.holds(delivery) and not self._stopping and asyncio.get_running_loop().time() < until:
             self._wake.clear()
             await _wait(self._wake, 1)
-        self._quarantine = False
+        self._runs_alone = False
 
     def _pause(self) -> float:
         """How long to sleep, unless woken."""
@@ -331,8 +357,8 @@ class ClaimLoop:
         now = asyncio.get_running_loop().time()
         poll = (times.poll_deaf if self._ways.is_deaf() else times.poll).total_seconds()
         until = min(now + poll, self._timer.at() + 0.001)
-        if self._calming is not None:
-            until = min(until, self._calming_until)
+        if self._quarantine.is_waiting and self._ways.is_alive():  # else nothing begins then, and nothing moves on
+            until = min(until, self._quarantine.until)
         if not self._looks.is_empty(self._waiting):
             until = min(until, self._looks.next_at(idle=True))
         return max(0.0, until - now)

@@ -14,10 +14,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.delivery.tray import Tray
-from spectral.core.events.delivery.trust import Trust
-from spectral.core.events.outcome import Released, Retry
+from spectral.core.events.delivery.trust import Sharing, Trust
+from spectral.core.events.outcome import Handled, Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Conflicted, Finished, Handle, LeaseWasLost
+from spectral.core.events.probe import Conflicted, Finished, Handle, KeptApart, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Desk:
         self.settings = settings
         self.routes = routes
         self.probe = probe
+        self._tell_many: Callable[[Sequence[Finished]], None] = getattr(probe, "tell_many", self._tell_each)
         self.random = random
         self.to_settle = Tray()
         self.trust = Trust()
@@ -125,6 +126,10 @@ class Desk:
     def held(self, line: Line | None = None) -> int:
         """How many rows are held, in all or of one line."""
         return self._held if line is None else self._held_of[id(line)]
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether this one is held still."""
+        return id(delivery) in self._entries
 
     def held_types(self, line: Line) -> Mapping[str, int]:
         """How many rows of each type of a line that has several."""
@@ -176,6 +181,14 @@ class Desk:
             return 0
         entry.disconnections += 1
         return entry.disconnections
+
+    def met_a_conflict(self, handler_name: str, *, although_apart: bool) -> None:
+        """See `Trust`; and tell, for it will be slower."""
+        apart = self.trust.met_a_conflict(handler_name, although_apart=although_apart)
+        if apart is not None:
+            one_group = apart.sharing is Sharing.ONE_GROUP
+            keeps = timedelta(seconds=apart.until - self.trust.clock())
+            self.probe.tell(KeptApart(handler_name, keeps, one_group=one_group))
 
     def may_run_again(self, delivery: Delivery) -> bool:
         """Its transaction was refused because of others': whether it may be run once more, at once and uncharged.
@@ -250,33 +263,42 @@ class Desk:
         entry = self._entries.get(id(delivery))
         return ((), ()) if entry is None else (entry.done, entry.failed)
 
-    def conclusion(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> Conclusion:
-        """What is to be written of a delivery: the outcome, and the plain handlers that took effect."""
+    def conclusion(
+        self, delivery: Delivery, outcome: Outcome, ran: tuple[str, ...] = (), done: tuple[str, ...] | None = None
+    ) -> Conclusion:
+        """What is to be written of a delivery: the outcome, and the plain handlers that took effect.
+
+        done: those, if nobody has said so before.
+        """
         entry = self._entries.get(id(delivery))
         if entry is not None:
             entry.running = False
             entry.cancel = None  # whoever ran it may be busy with another row by now
-        return Conclusion(delivery, outcome, () if entry is None else entry.done, tuple(ran))
+            if done is None:
+                done = entry.done
+        # As `Conclusion(...)`, without the call in between.
+        return tuple.__new__(Conclusion, (delivery, outcome, done or (), ran))  # pyright: ignore[reportUnknownMemberType]
 
-    def conclude(self, delivery: Delivery, outcome: Outcome, ran: Collection[str] = ()) -> None:
+    def conclude(
+        self, delivery: Delivery, outcome: Outcome, ran: tuple[str, ...] = (), done: tuple[str, ...] | None = None
+    ) -> None:
         """Have it written by the settler."""
-        self.to_settle.put(self.conclusion(delivery, outcome, ran))
+        self.to_settle.put(self.conclusion(delivery, outcome, ran, done))
 
-    def release(self, deliveries: Collection[Delivery]) -> None:
-        """Give these back as if they had never been claimed."""
+    def release(self, deliveries: Collection[Delivery], delay: timedelta = timedelta(0)) -> None:
+        """Give these back as if they had never been claimed; nobody is to have them before the delay is over."""
         for delivery in deliveries:
-            self.conclude(delivery, Released())
+            self.conclude(delivery, Released(delay))
 
-    def settled_together(self, conclusions: Sequence[Conclusion], stood: AbstractSet[UUID]) -> None:
+    def settled_together(self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID]) -> None:
         """They are written, or their leases had been lost: either way the rows are no longer this worker's.
 
-        stood: the rows whose lease had not been lost.
+        lost: the rows whose lease had been.
         """
         entries = self._forget([each.delivery for each in conclusions])
-        now = time.monotonic()
-        all_stood = len(stood) == len(conclusions)
+        now, well = time.monotonic(), list[Finished]()
         for (delivery, outcome, _, ran), entry in zip(conclusions, entries, strict=True):
-            if not all_stood and delivery.lease.row_id not in stood:
+            if lost and delivery.lease.row_id in lost:
                 self.probe.tell(LeaseWasLost(delivery))
                 continue
             seconds, since_due, traceparent = 0.0, 0.0, None
@@ -284,9 +306,21 @@ class Desk:
                 seconds = 0.0 if entry.started is None else now - entry.started
                 since_due = delivery.waited + now - entry.since
                 traceparent = entry.traceparent
-            self.probe.tell(Finished(delivery, outcome, ran, seconds, since_due, traceparent))
-            if isinstance(outcome, Retry):
+            # As `Finished(...)`, without the call in between.
+            finished = tuple.__new__(Finished, (delivery, outcome, ran, seconds, since_due, traceparent))  # pyright: ignore[reportUnknownMemberType]
+            if type(outcome) is Handled:
+                well.append(finished)
+                continue
+            self.probe.tell(finished)
+            if isinstance(outcome, Retry) or (isinstance(outcome, Released) and outcome.delay):
                 self.on_due_again(outcome.delay)
+        if well:
+            self._tell_many(well)
+
+    def _tell_each(self, notes: Sequence[Finished]) -> None:
+        """For probes that know of no heaps."""
+        for note in notes:
+            self.probe.tell(note)
 
     def lost(self, delivery: Delivery) -> None:
         """The gate said that the row is no longer this worker's."""
@@ -317,7 +351,8 @@ class Desk:
 
     def watch(self, delivery: Delivery, handler: Handler) -> Activity:
         """Have whoever watches see the handler begin."""
-        activity = self.probe.begin(Handle(delivery, handler.name))
+        # As `Handle(...)`, without the call in between.
+        activity = self.probe.begin(tuple.__new__(Handle, (delivery, handler.name)))  # pyright: ignore[reportUnknownMemberType]
         if activity.traceparent is not None:
             entry = self._entries.get(id(delivery))
             if entry is not None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 NOT_SERIALIZABLE: Final = "40001"
 """Somebody was quicker: Postgres asks for the whole transaction to be run again, and then it may well stand."""
 
-_CONTENTION: Final = frozenset({"40P01", NOT_SERIALIZABLE, "55P03"})
+CONFLICTS: Final = frozenset({"40P01", NOT_SERIALIZABLE})
+"""Deadlock, serialization failure: two transactions that cannot both be kept, and the other one has gone on by now."""
+
+_CONTENTION: Final = CONFLICTS | {"55P03"}
 """Deadlock, serialization failure, lock timeout: perhaps the doing of a row before it in the same transaction."""
 
 _OUTDATED: Final = frozenset({"0A000", "26000"})
@@ -38,7 +41,7 @@ DISCONNECTIONS: Final = 3
 class Group:
     """Rows whose transaction is open, and what to write of them.
 
-    current: those that are being run. together: without savepoints.
+    current: those that are being run. together: without savepoints. is_only: no other of its handler's is open.
     kept, failures: of the row that was begun last, the handlers that did well in the transaction, and those that did
     not, there or outside.
     """
@@ -46,6 +49,7 @@ class Group:
     conclusions: list[Conclusion] = field(default_factory=list)
     current: list[Delivery] = field(default_factory=list)
     together: bool = False
+    is_only: bool = False
     kept: list[Handler] = field(default_factory=list)
     failures: list[tuple[Handler, BaseException]] = field(default_factory=list)
 
@@ -136,9 +140,13 @@ async def run_in_transaction(
 def _require_own_doing(desk: Desk, group: Group, handler: Handler, delivery: Delivery, error: BaseException) -> None:
     """Raise that it is to be run alone if others may be why it failed, and it has been undone."""
     state = sqlstate_of(error)
-    if group.conclusions and state in _CONTENTION:
+    shared = bool(group.conclusions)
+    if state in CONFLICTS:
+        # Even the first row of a group, which has locked nothing, may be in others' way: in the queue for a row.
+        desk.met_a_conflict(handler.name, although_apart=group.is_only or not shared)
+    if shared and state in _CONTENTION:
         raise RunAloneError
-    if state == NOT_SERIALIZABLE and may_pass(error, handler) and desk.may_run_again(delivery):
+    if state in CONFLICTS and may_pass(error, handler) and desk.may_run_again(delivery):
         raise RunAloneError
 
 

@@ -19,7 +19,9 @@ from spectral.core.events.delivery.backoff import Backoff
 from spectral.core.events.delivery.blame import acquitted, cannot_commit, is_conflict
 from spectral.core.events.delivery.dispatch import conclude, run, used_up
 from spectral.core.events.delivery.group import (
+    CONFLICTS,
     DISCONNECTIONS,
+    NOT_SERIALIZABLE,
     Group,
     RunAloneError,
     TakenBackError,
@@ -27,15 +29,18 @@ from spectral.core.events.delivery.group import (
     run_in_transaction,
 )
 from spectral.core.events.delivery.together import Together
+from spectral.core.events.delivery.trust import Sharing
 from spectral.core.events.describe import describe
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.outcome import AlreadyHandled, Released
 from spectral.core.events.ports import AcceptRefusedError, CommitRefusedError, Gate
 from spectral.core.events.probe import SettlementWritten, SubstrateLost
+from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from uuid import UUID
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.backlog import Backlog
@@ -63,7 +68,9 @@ class LaneLoop:
         rows: deque[Delivery] = deque()
         try:
             while not self._desk.stopping:
-                rows = await self._backlog.take(self._desk.settings.batch)
+                # No more than it may get done at one go: what a lane has in its hand no other can run.
+                most = max(self._desk.settings.small_batch, self._together.stretch)
+                rows = await self._backlog.take(most)
                 try:
                     await self._group(rows)
                     self._backoff.reset()
@@ -140,9 +147,12 @@ class LaneLoop:
         """Run rows into the group, each behind its own savepoint."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._desk.settings.commit_within.total_seconds()
-        while rows and not self._desk.stopping and (not group.conclusions or clock() < deadline):
+        most = self._desk.settings.small_batch
+        while rows and not self._desk.stopping and len(group.conclusions) < most:
+            if group.conclusions and clock() >= deadline:
+                return
             handlers = self._desk.routes.handlers_for(rows[0])
-            solitary = self._is_solitary(rows[0], handlers)
+            solitary = self._is_solitary(rows[0], handlers) or not all(map(self._shares_freely, handlers))
             if solitary and group.conclusions:
                 return
             delivery = rows.popleft()
@@ -161,6 +171,9 @@ class LaneLoop:
             if not handler.transactional or handler.name in self._limits:
                 return True
         return self._desk.is_isolated(delivery)
+
+    def _shares_freely(self, handler: Handler) -> bool:
+        return self._desk.trust.sharing(handler.name) is Sharing.FREELY
 
     async def _deliver_within_limits(self, delivery: Delivery, handlers: Sequence[Handler], group: Group) -> bool:
         """False: when it was its turn, the worker was being stopped, and nothing was begun."""
@@ -188,7 +201,7 @@ class LaneLoop:
                 self._desk.lost(delivery)
                 return
             if gate is Gate.BUSY:
-                group.conclusions.append(self._desk.conclusion(delivery, Released(), ran))
+                group.conclusions.append(self._desk.conclusion(delivery, Released(), tuple(ran)))
                 return
             if gate is Gate.HANDLED:
                 continue
@@ -198,7 +211,7 @@ class LaneLoop:
             if error is not None:
                 group.failures.append((handler, error))
         outcome = conclude(delivery, group.failures, self._desk.random) if ran else AlreadyHandled()
-        group.conclusions.append(self._desk.conclusion(delivery, outcome, ran))
+        group.conclusions.append(self._desk.conclusion(delivery, outcome, tuple(ran)))
 
     async def _gate(self, handler: Handler, delivery: Delivery, before: Handler | None) -> Gate:
         """A plain handler's key is written when the row is settled; its gate is what the claim saw.
@@ -233,21 +246,29 @@ class LaneLoop:
             return
         reached("commit.before")
         began = time.perf_counter()
+        lost: set[UUID] = set()
         if group.together:
             await self._lane.commit_together(len(group.conclusions))
-            stood = {each.delivery.lease.row_id for each in group.conclusions}
         else:
-            stood = await self._lane.commit(group.conclusions)
+            lost = await self._lane.commit(group.conclusions)
         reached("commit.after")
         self._desk.probe.tell(SettlementWritten(len(group.conclusions), time.perf_counter() - began))
-        self._desk.settled_together(group.conclusions, stood)
+        self._desk.settled_together(group.conclusions, lost)
 
     def _divide(self, group: Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
         """A commit was refused: of one row, that is its failure; of several, each has to try alone.
 
         If others were in the way, as they are where transactions are serializable, it is nobody's failure.
         """
+        error = refusal.__cause__ or refusal
+        state = sqlstate_of(error)
+        # Without savepoints, a key that somebody else has written too is refused as not serializable.
+        may_be_a_key = group.together and state == NOT_SERIALIZABLE
+        if len(group.conclusions) > 1 and state in CONFLICTS and not may_be_a_key:
+            for name in {name for conclusion in group.conclusions for name in conclusion.ran}:
+                self._desk.met_a_conflict(name, although_apart=group.is_only)
         if group.together:
+            self._together.start_small()
             for conclusion in group.conclusions:
                 for name in conclusion.ran:
                     self._desk.trust.failed(name)
@@ -259,7 +280,6 @@ class LaneLoop:
             rows.extendleft(reversed(group.deliveries()))
             return
         (conclusion,) = group.conclusions
-        error = refusal.__cause__ or refusal
         if is_conflict(error, group.kept) and self._desk.may_run_again(conclusion.delivery):
             self._desk.isolate(conclusion.delivery)
             rows.appendleft(conclusion.delivery)

@@ -53,6 +53,7 @@ class PlainRunner:
         self._timer_at = math.inf
         self._crashed: asyncio.Future[None] = self._loop.create_future()
         self._closed = False
+        self._cancels = self._stop_row  # made once: every row that is begun with names it
         for limit in limits.values():
             limit.on_free.append(self._fill)
 
@@ -136,7 +137,7 @@ class PlainRunner:
         try:
             turns = 0
             while runner.delivery is not None:
-                if not await self._deliver(runner, runner.delivery):
+                if not (self._deliver(runner, runner.delivery) or await self._wait(runner, runner.delivery)):
                     return
                 turns += 1
                 if turns % _TURN == 0 and await is_cancelled():  # by something that a handler has left behind
@@ -161,7 +162,7 @@ class PlainRunner:
         fewest = self._most
         for event_type, queue in self._queues.items():
             busy = self._at_work.get(event_type, 0)
-            if busy < fewest and self._may_run(queue[0]):
+            if busy < fewest and (not self._limits or self._may_run(queue[0])):
                 best, fewest = event_type, busy
         if best is None:
             return None
@@ -177,7 +178,7 @@ class PlainRunner:
         return delivery
 
     def _may_run(self, delivery: Delivery) -> bool:
-        return not self._limits or all(limit.is_free for limit in self._limits_of(delivery))
+        return all(limit.is_free for limit in self._limits_of(delivery))
 
     def _limits_of(self, delivery: Delivery) -> list[Limit]:
         handlers = self._desk.routes.handlers_for(delivery)
@@ -185,45 +186,58 @@ class PlainRunner:
 
     # one row
 
-    async def _deliver(self, runner: Runner, delivery: Delivery) -> bool:
-        """Run its handlers and conclude; false if the runner must not go on."""
-        desk = self._desk
+    def _deliver(self, runner: Runner, delivery: Delivery) -> bool:
+        """Run its handlers and conclude; false as soon as one has to be waited for, which is for `_wait` to do."""
+        rest = self._enter(runner, delivery)
+        if rest is None or self._advance(runner, delivery, rest):
+            self._free(runner)
+            return True
+        return False
+
+    async def _wait(self, runner: Runner, delivery: Delivery) -> bool:
+        """Wait for the handler that waits, and go on with the others; false if the runner must not go on."""
         try:
-            rest = self._enter(runner, delivery)
-            if rest is None:
-                return True
-            for handler in rest:
-                error: BaseException | None
-                waited = False
-                if handler.is_exhausted(delivery):
-                    error = used_up(handler)
-                else:
-                    activity, error = self._begin(runner, delivery, handler)
-                    waited = runner.begun is not None or runner.is_spoilt
-                    if waited:
-                        error = await self._go_on(runner, handler, error)
-                        if runner.left:
-                            return False
-                    runner.deadline = math.inf
-                    runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
-                    activity.end(error)
+            while True:
+                handler, rest = runner.handler, runner.rest
+                assert handler is not None  # noqa: S101  it is what has to be waited for
+                assert rest is not None  # noqa: S101  so it has come from there
+                raised, runner.error = runner.error, None  # not kept: it knows the frames that it has come through
+                error = await self._go_on(runner, handler, raised)
+                if runner.left:
+                    return False
+                runner.deadline = math.inf
+                runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
+                if runner.activity is not None:
+                    runner.activity.end(error)
                 if runner.why == "stop" and isinstance(error, asyncio.CancelledError):
                     # The worker stops, or the lease is lost: the settlement, which is fenced, tells which.
-                    desk.conclude(delivery, Released(), runner.ran)
+                    self._desk.conclude(delivery, Released(), runner.ran, runner.done)
                     return False
-                runner.ran += (handler.name,)
-                if error is None:
-                    desk.took_effect(delivery, handler.name)
-                else:
-                    runner.failures += ((handler, error),)
-                if waited and runner.is_spoilt:
+                runner.note(handler, error)
+                if runner.is_spoilt:
                     self._pass_on(runner, delivery, tuple(rest))
                     return False
-            self._conclude(runner, delivery)
-            return True
+                if self._advance(runner, delivery, rest):
+                    return True
         finally:
             if not runner.left:
                 self._free(runner)
+
+    def _advance(self, runner: Runner, delivery: Delivery, rest: Iterator[Handler]) -> bool:
+        """Run one handler after the other; false as soon as one has to be waited for, else the row is concluded."""
+        for handler in rest:
+            if handler.is_exhausted(delivery):
+                runner.note(handler, used_up(handler))
+                continue
+            activity = runner.activity = self._desk.watch(delivery, handler)
+            error = self._begin(runner, delivery, handler, activity)
+            if runner.begun is not None or runner.is_spoilt:
+                runner.error = error
+                return False
+            activity.end(error)
+            runner.note(handler, error)
+        self._conclude(runner, delivery)
+        return True
 
     def _enter(self, runner: Runner, delivery: Delivery) -> Iterator[Handler] | None:
         """Begin with the row, or go on with what another runner has passed on; none if it is not to be run."""
@@ -231,43 +245,43 @@ class PlainRunner:
         stops = desk.stopping or self._closed
         if runner.rest is not None:
             if stops or desk.is_lost(delivery):
-                desk.conclude(delivery, Released(), runner.ran)
+                desk.conclude(delivery, Released(), runner.ran, runner.done)
                 return None
             return runner.rest
         if stops:
             desk.release([delivery])
             return None
-        if not desk.begin(delivery, self._stop_row):
+        if not desk.begin(delivery, self._cancels):
             desk.lost(delivery)
             return None
-        runner.ran, runner.failures = (), ()
-        runner.rest = iter(desk.routes.handlers_for(delivery))
-        return runner.rest
+        runner.ran = runner.done = runner.failures = ()
+        rest = runner.rest = iter(desk.routes.handlers_for(delivery))
+        return rest
 
     def _conclude(self, runner: Runner, delivery: Delivery) -> None:
         outcome = conclude(delivery, runner.failures, self._desk.random) if runner.ran else AlreadyHandled()
-        self._desk.conclude(delivery, outcome, runner.ran)
+        self._desk.conclude(delivery, outcome, runner.ran, runner.done)
 
     def _pass_on(self, runner: Runner, delivery: Delivery, rest: tuple[Handler, ...]) -> None:
         """Its task was cancelled: the other handlers of the row have their turn in another, unless the worker stops."""
         if not rest:
             self._conclude(runner, delivery)
         elif runner.why == "stop":
-            self._desk.conclude(delivery, Released(), runner.ran)
+            self._desk.conclude(delivery, Released(), runner.ran, runner.done)
         else:
             successor = Runner(delivery)
-            successor.rest, successor.ran, successor.failures = iter(rest), runner.ran, runner.failures
+            successor.rest, successor.failures = iter(rest), runner.failures
+            successor.ran, successor.done = runner.ran, runner.done
             runner.delivery = None  # the row keeps its place among its type, and those of its handlers
             self._employ(successor)
 
-    def _begin(self, runner: Runner, delivery: Delivery, handler: Handler) -> tuple[Activity, BaseException | None]:
+    def _begin(self, runner: Runner, delivery: Delivery, handler: Handler, activity: Activity) -> BaseException | None:
         """Run one handler up to where it first waits, if it does; whatever it does, its error is a value."""
-        activity = runner.activity = self._desk.watch(delivery, handler)
         runner.begun = None
         runner.handler = handler
-        runner.deadline = self._loop.time() + handler.timeout_seconds
-        if runner.deadline < self._timer_at:
-            self._look_at(runner.deadline)
+        deadline = runner.deadline = self._loop.time() + handler.timeout_seconds
+        if deadline < self._timer_at:
+            self._look_at(deadline)
         context = activity.context or copy_context()
         told = self._desk.context_for(delivery, handler, activity.traceparent) if handler.wants_context else None
         try:
@@ -278,8 +292,8 @@ class PlainRunner:
             else:
                 reached("handle.after")
         except BaseException as error:  # noqa: BLE001  an exit or interrupt raised by a handler must not end the loop
-            return activity, error
-        return activity, None
+            return error
+        return None
 
     async def _go_on(self, runner: Runner, handler: Handler, error: BaseException | None) -> BaseException | None:
         """Wait for its end, or see that its task was cancelled from within."""
@@ -302,6 +316,7 @@ class PlainRunner:
         """Its row is concluded: the place among its type and the limits of its handlers are free again."""
         delivery, runner.delivery = runner.delivery, None
         runner.handler = runner.rest = None
+        runner.deadline = math.inf
         if delivery is not None:
             busy = self._at_work[delivery.event_type] - 1
             if busy:
@@ -364,11 +379,10 @@ class PlainRunner:
             runner.activity.end(error)
         if runner.why == "timeout":
             self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
-            runner.ran += (handler.name,)
-            runner.failures += ((handler, error),)
+            runner.note(handler, error)
             self._pass_on(runner, delivery, tuple(runner.rest))
         else:
-            self._desk.conclude(delivery, Released(), runner.ran)
+            self._desk.conclude(delivery, Released(), runner.ran, runner.done)
         self._free(runner)
         self._fill()
 

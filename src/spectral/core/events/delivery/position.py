@@ -31,8 +31,9 @@ class Position:
     """Of one line, for one choice of its types.
 
     `walks_on` says that the last claim saw only a part of what may be there, `saw_all` that it ended a look from the
-    beginning that found nothing, `leapt` that it started somewhere in the backlog. `begun`, `quiet` and `empty` are
-    notes of whoever decides when to look.
+    beginning that found nothing, `leapt` that it started somewhere in the backlog; `left_more` that the last one which
+    did not came back full, so that there may be more where the next one starts, whatever leaps find. `begun`, `quiet`
+    and `empty` are notes of whoever decides when to look.
     """
 
     def __init__(self, line: Line, lines: tuple[Line, ...], random: Callable[[], float]) -> None:
@@ -46,6 +47,7 @@ class Position:
         self._now: datetime | None = None
         self._turn = 0
         self.leapt = False
+        self.left_more = False
         self._widened = 1
         self._looks = False  # what walks on began at the beginning
         self.walks_on = False
@@ -96,6 +98,7 @@ class Position:
         self._now = answer.now
         if not self.leapt:
             self._at = answer.reached or answer.now
+            self.left_more = full
 
 
 class Positions:
@@ -119,11 +122,17 @@ class Positions:
                 del known[next(choice for choice in known if choice != line.event_types)]
         return position
 
+    def full(self, asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> tuple[Line, ...]:
+        """Where there may be more; a suspect comes alone, however many wait behind it."""
+        return tuple(
+            line
+            for (line, ask), answer in zip(asks, answers, strict=True)
+            if len(answer.deliveries) >= ask.limit
+            or any(delivery.suspect for delivery in answer.deliveries)
+            or self._passed_over(line, ask)
+        )
 
-def full(asks: list[tuple[Line, ClaimAsk]], answers: list[ClaimAnswer]) -> tuple[Line, ...]:
-    """Where there may be more; a suspect comes alone, however many wait behind it."""
-    return tuple(
-        line
-        for (line, ask), answer in zip(asks, answers, strict=True)
-        if len(answer.deliveries) >= ask.limit or any(delivery.suspect for delivery in answer.deliveries)
-    )
+    def _passed_over(self, line: Line, ask: ClaimAsk) -> bool:
+        """Whether there may be more before where this claim started: one that leaps behind the last row finds none."""
+        position = self.of(line, ask.event_types)
+        return position.leapt and position.left_more

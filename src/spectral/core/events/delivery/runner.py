@@ -19,7 +19,8 @@ class Runner:
     """One row at a time. `why` says that its handler was cancelled and what for; `left` that nobody waits for it.
 
     `rest` has the handlers of its row that have not had their turn; there is none before the first one's. `begun`
-    is its handler, if that has to be waited for.
+    is its handler, if that has to be waited for; `error` what it has raised, if that has to be, though it has ended.
+    `ran` names the handlers that have run, `done` those of them that took effect.
     """
 
     __slots__ = (
@@ -27,6 +28,8 @@ class Runner:
         "begun",
         "deadline",
         "delivery",
+        "done",
+        "error",
         "failures",
         "handler",
         "left",
@@ -46,8 +49,19 @@ class Runner:
         self.why: Literal["timeout", "stop"] | None = None
         self.left = False
         self.begun: InContext | None = None
+        self.error: BaseException | None = None
         self.ran: tuple[str, ...] = ()
+        self.done: tuple[str, ...] = ()
         self.failures: tuple[tuple[Handler, BaseException], ...] = ()
+
+    def note(self, handler: Handler, error: BaseException | None) -> None:
+        """A handler has ended."""
+        name = (handler.name,)
+        self.ran += name
+        if error is None:
+            self.done += name
+        else:
+            self.failures += ((handler, error),)
 
     @property
     def is_spoilt(self) -> bool:

@@ -57,12 +57,12 @@ class SettleLoop:
             try:
                 reached("settle.before")
                 began = time.perf_counter()
-                stood = await self._settlements.settle(batch)
+                lost = await self._settlements.settle(batch)
                 reached("settle.after")
                 self._desk.probe.tell(SettlementWritten(len(batch), time.perf_counter() - began))
-            except SubstrateLostError as lost:
+            except SubstrateLostError as loss:
                 pause = self._backoff.next()
-                self._desk.probe.tell(SubstrateLost("settle", describe(lost), pause))
+                self._desk.probe.tell(SubstrateLost("settle", describe(loss), pause))
                 await asyncio.sleep(pause.total_seconds())
             except SettleRefusedError as refusal:
                 if len(batch) == 1:
@@ -73,7 +73,7 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
-                self._desk.settled_together(batch, stood)
+                self._desk.settled_together(batch, lost)
                 return
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:

@@ -55,7 +55,7 @@ class Tray:
         lost lease would pass for the one that stands.
         """
         taken = [self._conclusions.popleft() for _ in range(min(limit, len(self._conclusions)))]
-        if len({each.delivery.lease.row_id for each in taken}) < len(taken):
+        if len({each.delivery.lease.row_id.int for each in taken}) < len(taken):  # to hash a UUID takes a call
             self._put_back_from_the_first_that_is_there_twice(taken)
         return taken
 

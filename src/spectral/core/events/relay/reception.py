@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spectral.core.events.broker import Received
     from spectral.core.events.broker_settings import BrokerSettings
     from spectral.core.events.consumer import Subscription
+    from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import ClaimAsk
     from spectral.core.events.probe import Probe
     from spectral.core.events.relay.ports import ReferencedClaims
@@ -127,6 +128,18 @@ class BrokerReception:
         searches = self._receive.buffer or self._receive.is_crowded_out
         next_at = min(self._late_at, self._search_at) if searches else self._late_at
         return Outlook((), min(timedelta(seconds=max(0.0, next_at - clock())), self._mode_due_in())), answers
+
+    async def enter_quarantine(self, context: str) -> bool:
+        """See `Claims`."""
+        return await self._claims.enter_quarantine(context)
+
+    async def leave_quarantine(self, context: str) -> None:
+        """See `Claims`."""
+        await self._claims.leave_quarantine(context)
+
+    async def claim_aside(self, ask: ClaimAsk, aside: Delivery) -> ClaimAnswer:
+        """See `Claims`. By its id, which needs no reference; one that is on its way will be found void."""
+        return await self._claims.claim_aside(ask, aside)
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """See `Bell`. Never while it receives: nobody may be silent for a worker that does not look."""

@@ -14,6 +14,7 @@ from spectral.core.operations.doctor import (
     checks_partitions,
     checks_schema,
     checks_server,
+    checks_workers,
     reading,
     wires,
 )
@@ -47,6 +48,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     checks_schema.find_missing_roles,
     checks_schema.find_foreign_objects,
     checks_schema.find_powerless_login,
+    checks_workers.find_missing_subscriptions,
     checks_growth.find_blockers,
     checks_growth.find_vacuum,
     checks_growth.find_horizon_holders,

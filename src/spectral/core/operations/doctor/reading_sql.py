@@ -57,6 +57,8 @@ with needed (role, kind, object) as (
         ('spectral_operator', 'execute', 'insight_in_flight'), ('spectral_operator', 'execute', 'insight_failed'),
         ('spectral_worker', 'execute', 'relay_mode'), ('spectral_worker', 'execute', 'outbox_relay'),
         ('spectral_worker', 'execute', 'outbox_claim_these'), ('spectral_worker', 'execute', 'outbox_claim_late'),
+        ('spectral_worker', 'execute', 'outbox_set_aside'), ('spectral_worker', 'execute', 'outbox_claim_aside'),
+        ('spectral_worker', 'execute', 'worker_quarantine_key'),
         ('spectral_operator', 'execute', 'relay_switch'), ('spectral_operator', 'execute', 'insight_relay'),
         ('spectral_operator', 'execute', 'outbox_partitions'), ('spectral_operator', 'execute', 'partition_create'),
         ('spectral_retention', 'execute', 'partition_create'), ('spectral_retention', 'execute', 'partition_drop'),

@@ -37,6 +37,7 @@ REAPED: Final = "reaped"
 NOBODY_HANDLES: Final = "nobody handles"
 FANNED_OUT: Final = "fanned out"
 BROADCAST_UNHEARD: Final = "broadcast without subscribers"
+KEPT_APART: Final = "kept apart"
 HANDLER_RAN_AWAY: Final = "handler ran away"
 RUNNING_ALONE: Final = "running alone"
 CONFLICTED: Final = "conflicted"
@@ -244,7 +245,7 @@ class LogTool:
             case _:
                 assert_never(note)
 
-    def _tell_of_the_worker(self, note: probe.WorkerNote) -> None:
+    def _tell_of_the_worker(self, note: probe.WorkerNote) -> None:  # noqa: C901  as above
         match note:
             case probe.EarOpened(channels):
                 self._say(INFO, LISTENING, channels=channels)
@@ -252,6 +253,10 @@ class LogTool:
                 self._say(WARNING, EAR_LOST, error=error, retry_seconds=retry_in.total_seconds())
             case probe.SubstrateLost(doing, error, retry_in):
                 self._say(WARNING, DATABASE_LOST, doing=doing, error=error, retry_seconds=retry_in.total_seconds())
+            case probe.KeptApart(handler_name, keeps, one_group):
+                sharing = "one group at a time" if one_group else "nothing"
+                seconds = keeps.total_seconds()
+                self._say(WARNING, KEPT_APART, handler_name=handler_name, shares=sharing, seconds=seconds)
             case probe.LoopBlocked(seconds):
                 self._say(ERROR, LOOP_BLOCKED, seconds=round(seconds, 1))
             case probe.NeverAllocated(generation, live):

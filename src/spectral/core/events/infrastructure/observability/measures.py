@@ -133,8 +133,8 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = ((metrics.LOOP_BLOCKED, (), 1),)
         case probe.Started(_, _, contexts):
             measures = _nothing_yet(contexts)
-        case probe.NeverAllocated():
-            pass  # once, at the start
+        case probe.NeverAllocated() | probe.KeptApart():
+            pass  # once, at the start or in minutes
         case probe.EarOpened() | probe.Stopping() | probe.Stopped() | probe.Crashed():
             pass  # gauges say how the worker is
         case probe.BrokerBack(broker):

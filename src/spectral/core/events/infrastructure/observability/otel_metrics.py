@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spectral.core.events.infrastructure.observability.measures import Measure
     from spectral.core.events.metrics import Distribution, Metric, Sample
-    from spectral.core.events.probe import Note
+    from spectral.core.events.probe import Finished, HandlerRan, Note
 
 SCOPE: Final = "spectral"
 _OPERATION: Final = "messaging.operation.name"
@@ -80,6 +80,15 @@ class OpenTelemetryMetrics:
         if instruments is not None:
             instruments.tell(note)
 
+    def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:
+        """The same of many that went well."""
+        instruments = self._look()
+        if instruments is not None and instruments.only_count:
+            instruments.counted.tell_many_at(notes, at)
+            return
+        for note in notes:
+            self.tell(note, at)
+
     def _look(self) -> _Instruments | None:
         provider = otel.get_meter_provider()
         if provider is not self._provider:
@@ -97,19 +106,19 @@ class _Instruments:
 
     def __init__(self, provider: MeterProvider) -> None:
         meter = provider.get_meter(SCOPE)
-        self._counted = Recorder()
+        self.counted = Recorder()
         offered: object = getattr(provider, "read_distributions", None)
         reads = cast("ReadsDistributions", provider) if callable(offered) else None
         self._durations: dict[Metric, Callable[[float, dict[str, str]], None]] = {}
         if reads is None:
             self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
         else:
-            reads.read_distributions(self._counted.distributions)
-            self._counted.add([(metrics.LOOP_BLOCKED, (), 0)])  # where nothing was collected, nothing is sent
+            reads.read_distributions(self.counted.distributions)
+            self.counted.add([(metrics.LOOP_BLOCKED, (), 0)])  # where nothing was collected, nothing is sent
         self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
         self._bounded = BoundedLabels()
         self.unlock()
-        read = _ReadAtOnce(self._counted.samples)
+        read = _ReadAtOnce(self.counted.samples)
         for metric in METRICS:
             if metric.kind is Kind.COUNTER and metric not in _READ:
                 meter.create_observable_counter(metric.name, [read.of(metric)], metric.unit, metric.help)
@@ -126,7 +135,7 @@ class _Instruments:
     def tell(self, note: Note) -> None:
         """Record it."""
         if self.only_count:
-            self._counted.tell(note)
+            self.counted.tell(note)
             return
         counted: list[Measure] = []
         for each in measure(note):
@@ -137,7 +146,7 @@ class _Instruments:
             else:
                 record(value, self._attributes.get((metric, labels)) or self._of(metric, labels))
         if counted:
-            self._counted.add(counted)
+            self.counted.add(counted)
 
     def _of(self, metric: Metric, labels: tuple[str, ...]) -> dict[str, str]:
         with self._lock:

@@ -11,7 +11,6 @@ import os
 import time
 from asyncio import CancelledError
 from collections import Counter, deque
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
@@ -32,7 +31,7 @@ from spectral.core.events.probe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from spectral.core.events.infrastructure.observability.tools import Closing, Counting, Tool, Traced, Tracer
     from spectral.core.events.probe import Act, Activity, Failure, Note
@@ -50,6 +49,9 @@ often, no span is begun for a while. The first one after it is on trial."""
 _MANY: Final = 128
 """So many notes of events that go well wait at most to be told: of each there are two."""
 
+_SEVERAL: Final = 8
+"""So many that were settled together are told at once."""
+
 _RAISED: Final = (Exception, CancelledError)
 
 
@@ -61,11 +63,23 @@ class _Reader(NamedTuple):
     wants: Callable[[Note], bool] | None
 
 
+class _Quick(NamedTuple):
+    """How to tell a tool that works in memory."""
+
+    name: str
+    tell: Callable[[Note], None]
+    tell_at: Callable[[Note, float], None] | None
+    tell_many_at: Callable[[Sequence[Finished | HandlerRan], float], None] | None
+
+
 class _Caring(NamedTuple):
     """Who is told of a kind of notes: at once, by name, and by outlets."""
 
-    quick: tuple[tuple[str, Callable[[Note], None], Callable[[Note, float], None] | None], ...]
+    quick: tuple[_Quick, ...]
     slow: tuple[_Reader, ...]
+
+
+_NOBODY: Final = _Caring((), ())
 
 
 class Watch:
@@ -90,6 +104,7 @@ class Watch:
         self._ask_again_at = 0.0
         self._long_starts = 0
         self._trace_again_at = 0.0
+        self._unwatched_until = 0.0
         self._many: deque[tuple[Note, float, Closing | None]] = deque()
         self._is_seen_to = False
         self._catching_up = Outlet("many")
@@ -118,7 +133,22 @@ class Watch:
             return
         if self._many:
             self.catch_up()
-        self._tell(note, time.time(), hand_out=not is_in_outlet())  # as above
+        caring = self._who_cares(type(note))
+        self._tell(note, time.time(), _Caring(caring.quick, ()) if is_in_outlet() else caring)  # as above
+
+    def tell_many(self, notes: Sequence[Finished]) -> None:
+        """See `Probe`. They are many already, so nothing is waited for; a few are told as if they came one by one."""
+        if len(notes) < _SEVERAL:
+            for note in notes:
+                self.tell(note)
+            return
+        if self._many:
+            self.catch_up()
+        at = time.time()
+        others = self._tell_heap(notes, at, self._who_cares(Finished))
+        if any(others):
+            for note in notes:
+                self._tell(note, at, others)
 
     def _wait(self, note: Note, span: Closing | None, *, is_slim: bool) -> None:
         """Have it told with others, soon or when there is enough of them."""
@@ -142,15 +172,42 @@ class Watch:
         self._is_seen_to = False
 
     def catch_up(self) -> None:
-        """Tell of what has gathered."""
+        """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
         many = self._many
         self._is_seen_to = False
-        with suppress(IndexError):  # another thread may be at it
+        known: dict[type[Note], _Caring] = {}
+        ran: list[HandlerRan] = []
+        of_heaps = _NOBODY
+        try:
             while True:
                 note, at, span = many.popleft()
                 if span is not None:
                     self._send(span)
-                self._tell(note, at)
+                caring = known.get(type(note))
+                if caring is None:
+                    caring = self._who_cares(type(note))
+                    if type(note) is HandlerRan:
+                        of_heaps, caring = caring, _without_heaps(caring)
+                    known[type(note)] = caring
+                if type(note) is HandlerRan:
+                    ran.append(note)
+                if any(caring):
+                    self._tell(note, at, caring)
+        except IndexError:
+            pass  # that was all, or another thread is at it
+        finally:
+            if ran:
+                self._tell_heap(ran, time.time(), of_heaps)
+
+    def _tell_heap(self, notes: Sequence[Finished | HandlerRan], at: float, caring: _Caring) -> _Caring:
+        """Tell those who take many at once; answers the others, who have to be told of each."""
+        for name, _, _, tell_many_at in caring.quick:
+            if tell_many_at is not None:
+                try:
+                    tell_many_at(notes, at)
+                except _RAISED:  # counted, and none of the flow's business
+                    self._raised[name] += 1
+        return _without_heaps(caring)
 
     def _send(self, span: Closing) -> None:
         try:
@@ -158,15 +215,15 @@ class Watch:
         except _RAISED:  # counted, and none of the flow's business
             self._raised["traces"] += 1
 
-    def _tell(self, note: Note, at: float, *, hand_out: bool = True) -> None:
-        caring = self._who_cares(type(note))
-        for name, tell, tell_at in caring.quick:
+    def _tell(self, note: Note, at: float, caring: _Caring) -> None:
+        quick, slow = caring
+        for name, tell, tell_at, _ in quick:
             try:
                 tell(note) if tell_at is None else tell_at(note, at)
             except _RAISED:  # as above
                 self._raised[name] += 1
-        if caring.slow and hand_out:
-            self._hand_out(note, caring.slow, at)
+        if slow:
+            self._hand_out(note, slow, at)
 
     def _hand_out(self, note: Note, caring: tuple[_Reader, ...], at: float) -> None:
         kept: Note | None = None
@@ -192,7 +249,7 @@ class Watch:
             self._caring = {}
             self._ask_again_at = time.monotonic() + _ASK_EVERY
         quick = [
-            (name, counting.tell, getattr(counting, "tell_at", None))
+            _Quick(name, counting.tell, getattr(counting, "tell_at", None), getattr(counting, "tell_many_at", None))
             for name, counting in self._quick.items()
             if self._cares(name, getattr(counting, "cares_for", None), kind)
         ]
@@ -200,7 +257,10 @@ class Watch:
         counting = [
             reader for reader in slow if self._cares(reader.outlet.name, partial(_only_counts, reader.tool), kind)
         ]
-        quick += [(reader.outlet.name, reader.tool.tell, reader.tool.tell) for reader in counting]
+        quick += [
+            _Quick(outlet.name, tool.tell, tool.tell, getattr(tool, "tell_many_at", None))
+            for outlet, tool, _ in counting
+        ]
         slow = [reader for reader in slow if reader not in counting]
         caring = self._caring[kind] = _Caring(tuple(quick), tuple(slow))
         return caring
@@ -215,8 +275,10 @@ class Watch:
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""
         began = time.monotonic()
+        if began < self._unwatched_until and type(act) is Handle and act.delivery.trace_context is None:
+            return _UNWATCHED
         if self._tracer is None or began < self._trace_again_at or (type(act) is Publish and is_in_outlet()):
-            return TimedActivity(self.tell, act)
+            return self._timed(act)
         activity: Activity | None = None
         try:
             traced = self._tracer.start(act)
@@ -226,12 +288,20 @@ class Watch:
                 activity = _LeanActivity(self, act, traced)
             elif traced is not None:
                 activity = _TracedActivity(self, act, traced)
+            elif type(act) is Handle and act.delivery.trace_context is None and not any(self._who_cares(HandlerRan)):
+                self._unwatched_until = self._ask_again_at  # so it is with all that have none, until somebody is asked
         except _RAISED:  # as above
             self._raised["traces"] += 1
         seconds = time.monotonic() - began
         if seconds > _LONG or self._long_starts:
             self._started_within(seconds)
-        return activity or TimedActivity(self.tell, act)
+        return self._timed(act) if activity is None else activity
+
+    def _timed(self, act: Act) -> Activity:
+        """Without a span: by the clock, unless it is a handler and nobody counts those or looks closely."""
+        if type(act) is Handle and not any(self._who_cares(HandlerRan)):
+            return _UNWATCHED
+        return TimedActivity(self.tell, act)
 
     def _started_within(self, seconds: float) -> None:
         """Count what took too long, and have no more of it if that goes on."""
@@ -290,8 +360,27 @@ class Watch:
             self._raised["traces"] += 1
 
 
+def _without_heaps(caring: _Caring) -> _Caring:
+    """Those who are told of one note at a time."""
+    return _Caring(tuple([each for each in caring.quick if each.tell_many_at is None]), caring.slow)
+
+
 def _only_counts(tool: Tool, _: type[Note]) -> bool:
     return getattr(tool, "only_counts", False) is True
+
+
+class _Unwatched:
+    """Implements `Activity` for handlers whose end is told to nobody."""
+
+    __slots__ = ()
+    traceparent = None
+    context = None
+
+    def end(self, error: BaseException | None = None) -> None:
+        """See `Activity`."""
+
+
+_UNWATCHED: Final = _Unwatched()
 
 
 class _TracedActivity(TimedActivity):

@@ -24,6 +24,7 @@ from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG, ClaimAnswer, Ou
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spectral.core.events.lease import Delivery
     from spectral.core.events.ports import Along, ClaimAsk
     from spectral.core.events.settings import WorkerSettings
 
@@ -40,6 +41,11 @@ CROWDED: Final = (
     b" and classid = 'pg_catalog.pg_database'::pg_catalog.regclass)"
 )
 _RING: Final = sql.SQL("select core.bell_ring({})")
+_ENTER: Final = sql.SQL("select pg_try_advisory_lock(core.worker_quarantine_key({}))")
+_LEAVE: Final = sql.SQL("select pg_advisory_unlock(core.worker_quarantine_key({}))")
+_ASIDE: Final = sql.SQL(
+    COLUMNS + "core.outbox_claim_aside({}, {}, {}::bigint[], {}::text[], {}::uuid, {}, {}, {}::text[], {}::text[])"
+)
 _SUBSCRIBE: Final = (
     b"select context, event_type, handler_name from core.outbox_subscribe("
     b"%s, %s::text[], %s::text[], %s::text[], %s::integer[], %s)"
@@ -119,6 +125,23 @@ class PostgresClaims:
         script = [*self._look_ahead(contexts), *map(self._claim, asks), *self._along(along)]
         split, ((due_in,),), *claimed = await self._run(script)
         return Outlook(fanned_out(split), due_in), _answers(asks, claimed)
+
+    async def enter_quarantine(self, context: str) -> bool:
+        """See `Claims`."""
+        (((entered,),),) = await self._run([_ENTER.format(context).as_bytes(None)])
+        return bool(entered)
+
+    async def leave_quarantine(self, context: str) -> None:
+        """See `Claims`."""
+        await self._run([_LEAVE.format(context).as_bytes(None)])
+
+    async def claim_aside(self, ask: ClaimAsk, aside: Delivery) -> ClaimAnswer:
+        """See `Claims`."""
+        life = (aside.lease.row_id, aside.replays, aside.attempts - 1)
+        handlers = (list(ask.handler_names), list(ask.handler_types))
+        scope = (self._settings.name, ask.context, self._generations, self._channels)
+        (rows,) = await self._run([_ASIDE.format(*scope, *life, *handlers).as_bytes(None)])
+        return ClaimAnswer(claim_answer(ask.context, rows).deliveries)
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """See `Bell`."""

@@ -203,8 +203,10 @@ class PostgresErrands:
                 self._prepared.stands(errand.key)
                 result = next(answers)
             if result.status not in _GOOD:
-                if self._prepared.fall(errand.key, result.error_field(DiagnosticField.SQLSTATE)):
+                sqlstate = result.error_field(DiagnosticField.SQLSTATE)
+                if self._prepared.fall(errand.key, sqlstate):
                     raise ErrandsVoidError
+                errand.sender.refusal = None if sqlstate is None else sqlstate.decode()
                 return errand.sender
             answered.append((errand, result))
         self._prepared.all_stand()
@@ -237,6 +239,7 @@ class PostgresBriefTransaction:
         self._errand: _Errand | None = None
         self._ended = False
         self.overran = False
+        self.refusal: str | None = None
 
     @property
     def is_waiting(self) -> bool:

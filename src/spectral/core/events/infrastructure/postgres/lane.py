@@ -17,7 +17,7 @@ from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
-from spectral.core.events.infrastructure.postgres.conclusions import Together, begin_one, standing, statements
+from spectral.core.events.infrastructure.postgres.conclusions import Together, Writing, begin_one
 from spectral.core.events.infrastructure.postgres.errands import KNOWS_DRIVER, PostgresErrands, Prepared
 from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, explain, is_contention, passes
@@ -107,12 +107,12 @@ class PostgresLane:
         assert isinstance(connection, WatchedConnection)  # noqa: S101  its session is for handlers
         return PostgresErrands(connection, self._prepared)
 
-    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]]) -> bool:
+    async def begin_together(self, runs: Sequence[tuple[Delivery, Handler]], only: str | None = None) -> bool:
         """See `Lane`."""
         self._together = Together(runs)
         prologue = (*await self._beginning(), *_RESET, self._settings)
         try:
-            *_, verdict = await self._session.script(*prologue, self._together.begin())
+            *_, verdict = await self._session.script(*prologue, self._together.begin(only))
         except psycopg.Error as error:
             if passes(error) or self._session.refused_at < len(prologue):
                 raise SubstrateLostError(describe(error)) from None
@@ -211,15 +211,16 @@ class PostgresLane:
         else:
             await self._require_idle()
             own = ()
+        writing = Writing(conclusions)
         try:
-            *answers, _ = await self._run(*own, *statements(conclusions), b"commit")
+            *answers, _ = await self._run(*own, *writing.statements, b"commit")
         except psycopg.Error as error:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None
             raise CommitRefusedError from _misuse(error) if self._session.refused_at < len(own) else error
         self._group = b""
         self._accepted = False
-        return standing(conclusions, answers[len(own) :])
+        return writing.lost(answers[len(own) :])
 
     async def abandon(self) -> None:
         """See `Lane`."""

@@ -8,7 +8,7 @@ import psycopg
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError
-from spectral.core.events.infrastructure.postgres.conclusions import standing, statements
+from spectral.core.events.infrastructure.postgres.conclusions import Writing
 from spectral.core.events.infrastructure.postgres.session import Session, passes
 from spectral.core.events.ports import SettleRefusedError
 
@@ -32,8 +32,9 @@ class PostgresSettlements:
         """See `Settlements`."""
         if self._session.is_doubtful:
             await self._session.drop()
+        writing = Writing(conclusions)
         try:
-            return standing(conclusions, await self._session.script(*statements(conclusions)))
+            return writing.lost(await self._session.script(*writing.statements))
         except psycopg.Error as error:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None
