@@ -6,6 +6,7 @@ import asyncio
 from datetime import timedelta
 from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
 from spectral.core.embedded import with_database
@@ -89,6 +90,19 @@ def not_there(monkeypatch: pytest.MonkeyPatch, *, start: float) -> tuple[Listene
 async def test_a_database_without_the_schema_is_told_to_be_migrated(empty_database: str) -> None:
     with pytest.raises(ConfigurationError, match="spectral migrate up"):
         await run(empty_database)
+
+
+@pytest.mark.parametrize("lacking", ["outbox_deliver_alike", "outbox_set_aside", "worker_quarantine_key"])
+async def test_a_schema_that_is_older_than_the_worker_is_refused_before_anything_is_claimed(
+    database: str, lacking: str
+) -> None:
+    """What only some events need would else be missed hours later, by a worker with rows in its hand."""
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        await connection.execute(f"drop function core.{lacking} cascade".encode())
+        with pytest.raises(ConfigurationError, match=f"lacks core.{lacking}; run: spectral migrate up"):
+            await run(database)
+        cursor = await connection.execute("select count(*) from core.subscriptions")
+        assert await cursor.fetchone() == (0,)
 
 
 async def test_a_retired_generation_is_refused(database: str) -> None:

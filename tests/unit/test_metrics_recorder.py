@@ -29,6 +29,7 @@ from spectral.core.events.probe import (
     Handle,
     HandlerRan,
     HandlerRanAway,
+    KeptApart,
     LeaseWasLost,
     LoopBlocked,
     Note,
@@ -92,6 +93,7 @@ def life() -> Iterator[Note]:
     yield HandlerRanAway(one, "platform.project")
     yield Quarantined(one)
     yield Conflicted(one, 2)
+    yield KeptApart("platform.project", timedelta(minutes=1), one_group=True)
     yield EarLost("gone", SECOND)
     yield SubstrateLost("claim", "gone", SECOND)
     yield LoopBlocked(2.0)
@@ -146,6 +148,7 @@ def test_a_life_is_counted() -> None:
         ("spectral.handlers.ran_away", "platform", "platform.project"): 1,
         ("spectral.quarantined", "platform"): 1,
         ("spectral.conflicts", "platform"): 1,
+        ("spectral.handlers.kept_apart", "platform.project"): 1,
         ("spectral.poll.fallbacks", "platform"): 1,
         ("spectral.database.lost", "listen"): 1,
         ("spectral.database.lost", "claim"): 1,

@@ -228,6 +228,12 @@ CONFLICTS: Final = _counter(
     "Transactions that could not be kept beside others' and were run again.",
     _CONTEXT,
 )
+KEPT_APART: Final = _counter(
+    "spectral.handlers.kept_apart",
+    "{time}",
+    "Times that events of a handler were kept from sharing transactions, for the deadlocks they met in them.",
+    ("handler",),
+)
 POLL_FALLBACKS: Final = _counter(
     "spectral.poll.fallbacks", "{claim}", "Claims that found rows while the worker could not listen.", _CONTEXT
 )

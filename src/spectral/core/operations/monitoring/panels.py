@@ -218,9 +218,12 @@ DLQ: Final = Row(
         ),
         Panel(
             "Conflicts",
-            "Transactions that could not be kept beside others' and were run again, a second.",
+            "Transactions that could not be kept beside others', and handlers kept apart for it, a second.",
             Unit.PER_SECOND,
-            (rate(metrics.CONFLICTS, "context", legend="{{context}}"),),
+            (
+                rate(metrics.CONFLICTS, "context", legend="{{context}}"),
+                rate(metrics.KEPT_APART, "handler", legend="{{handler}} kept apart"),
+            ),
         ),
         Panel(
             "Taken back",

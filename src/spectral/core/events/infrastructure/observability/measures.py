@@ -133,8 +133,10 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = ((metrics.LOOP_BLOCKED, (), 1),)
         case probe.Started(_, _, contexts):
             measures = _nothing_yet(contexts)
-        case probe.NeverAllocated() | probe.KeptApart():
-            pass  # once, at the start or in minutes
+        case probe.KeptApart(handler_name):
+            measures = ((metrics.KEPT_APART, (handler_name,), 1),)
+        case probe.NeverAllocated():
+            pass  # once, at the start
         case probe.EarOpened() | probe.Stopping() | probe.Stopped() | probe.Crashed():
             pass  # gauges say how the worker is
         case probe.BrokerBack(broker):

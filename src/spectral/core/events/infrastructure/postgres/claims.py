@@ -17,6 +17,7 @@ from psycopg import sql
 from spectral.core.events.consumer import Subscription
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.postgres.claim_rows import COLUMNS, FAN_OUT, claim_answer, fanned_out
+from spectral.core.events.infrastructure.postgres.schema import require_functions
 from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG, ClaimAnswer, Outlook
@@ -81,6 +82,7 @@ class PostgresClaims:
 
     async def subscribe(self, subscriptions: Sequence[Subscription], *, replace: bool) -> list[Subscription]:
         """See `Claims`."""
+        await self._session.ask(require_functions)
         lacking = await self._subscribe(subscriptions, replace=replace)
         self._subscriptions = subscriptions
         return lacking
