@@ -9,6 +9,8 @@ import asyncio
 from datetime import timedelta
 from typing import cast
 
+import pytest
+
 from spectral.core.events import WorkerSettings
 from spectral.core.events.delivery.desk import Desk, LoggerFor
 from spectral.core.events.delivery.quarantine import Quarantine
@@ -33,12 +35,15 @@ class Door:
     def __init__(self) -> None:
         self.is_free = True
         self.is_lost = False
+        self.is_shut = False
         self.asked: list[str] = []
 
     async def enter_quarantine(self, context: str) -> bool:
         self.asked.append(context)
         if self.is_lost:
             raise SubstrateLostError("gone")
+        if self.is_shut:
+            raise asyncio.CancelledError
         return self.is_free
 
 
@@ -124,6 +129,50 @@ def test_of_several_it_waits_with_one() -> None:
         await asyncio.sleep(0.5)
         assert await ward.meet(row, other) == ([WITH_IT, BESIDE], [])
         assert ward.quarantine.aside == (LINE, row)
+
+    play(scene)
+
+
+def test_a_new_one_does_not_cut_short_the_wait_with_another() -> None:
+    async def scene() -> None:
+        ward, row, new = Ward(), pill(), pill()
+        await ward.meet(row)
+        await asyncio.sleep(0.5)
+        assert await ward.meet(row, new) == ([WITH_IT, BESIDE], [])
+        assert (ward.quarantine.offered, ward.quarantine.aside) == (None, (LINE, row))
+        await asyncio.sleep(29)
+        assert not ward.quarantine.may_begin()
+
+    play(scene)
+
+
+def test_what_nobody_meets_does_not_wait_for_its_turn() -> None:
+    """As while the brake is pulled, perhaps because of this one."""
+
+    async def scene() -> None:
+        ward, row = Ward(), pill()
+        await ward.meet(row)
+        await asyncio.sleep(600)
+        assert await ward.meet(row) == ([WITH_IT], [])
+
+    play(scene)
+
+
+def test_who_is_stopped_at_the_door_gives_back_everything() -> None:
+    async def scene() -> None:
+        ward, overdue, row, behind = Ward(), pill(), pill(), pill()
+        ward.door.is_free = False
+        for _ in range(25):
+            await ward.meet(overdue)
+            await asyncio.sleep(5)
+        await ward.meet(row)
+        ward.desk.hold([overdue, row, behind], LINE)
+        ward.door.is_shut = True
+        with pytest.raises(asyncio.CancelledError):
+            await ward.quarantine.put_off([(LINE, each) for each in (overdue, row, behind)])
+        given = await ward.desk.to_settle.take()
+        assert [each.delivery for each in given] == [overdue, row, behind]
+        assert {each.outcome for each in given} == {Released()}
 
     play(scene)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -163,6 +164,23 @@ async def test_others_do_not_wait_for_one_whose_group_is_elsewhere(bench: Bench,
     rows = [each.rows for each in bench.notes.of(SettlementWritten)[written:]]
     assert sorted(rows) == [1, 1, 1, 1, 6]
     assert rows[:2] == [6, 1] or rows[:2] == [1, 6], "they had their turn, although the others' rows came first"
+
+
+async def test_a_group_that_is_elsewhere_is_asked_for_once_in_a_turn(
+    bench: Bench, platform: Consumer, groups: list[int]
+) -> None:
+    """However soon it may be asked for again: the rows get on one by one meanwhile."""
+    name = counting(platform, is_brief=True)
+
+    async with trusting(bench, platform, commit_within=timedelta(0)), stranger(bench) as other:
+        await meet(bench, other, range(1, 5))
+        groups.clear()
+        await other.execute(GROUP, (name,))
+        await bench.publish(*range(5))
+        await until(lambda: all_are_through(bench))
+        await other.commit()
+    assert 1 <= len(groups) <= 5
+    assert await seen(bench) == 1 + 4 + 5
 
 
 @pytest.mark.usefixtures("all_know")

@@ -9,12 +9,14 @@ from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from spectral.core.database import connect
 from spectral.core.embedded import PostgresServer
 from spectral.core.events import ConfigurationError, Consumer, Transaction, WorkerSettings
 from spectral.core.events.failure import SubstrateLostError
+from spectral.core.events.infrastructure.postgres import claims as claims_module
 from spectral.core.events.infrastructure.postgres import session as module
 from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
 from spectral.core.events.infrastructure.postgres.session import Session
@@ -300,3 +302,24 @@ def test_the_host_that_answered_last_comes_first(
     wanted = f"{wanted or dsn} target_session_attrs=read-write"
     assert conninfo_to_dict(module._first(writes, led_to)) == conninfo_to_dict(wanted)
     assert module._first(dsn, led_to) == dsn, "it may be a standby by now"
+
+
+async def test_a_quarantine_that_cannot_be_left_is_left_with_the_connection(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A statement that somebody cancels takes the session's lock with it only if the session goes too."""
+    await bench.execute(
+        "create function public.cancelled(text) returns boolean language plpgsql as"
+        " $$ begin raise exception 'cancelled' using errcode = 'query_canceled'; end $$"
+    )
+    is_free = "select pg_try_advisory_lock(core.worker_quarantine_key('platform'))"
+    claims = PostgresClaims(bench.dsn, WorkerSettings(generation=1, name="tester"))
+    try:
+        assert await claims.enter_quarantine("platform")
+        assert not await bench.value(is_free)
+        monkeypatch.setattr(claims_module, "_LEAVE", sql.SQL("select public.cancelled({})"))
+        with pytest.raises(SubstrateLostError):
+            await claims.leave_quarantine("platform")
+        await until(lambda: bench.value(is_free))
+    finally:
+        await claims.close()

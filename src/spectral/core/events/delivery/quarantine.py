@@ -10,6 +10,7 @@ met again and again      it runs beside what is held
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -37,12 +38,24 @@ _TURNS: Final = 4
 _MOST_MET: Final = 1_000
 
 
+_LONGEST_GAP: Final = _MARGIN * _LONGEST + _ASIDE.total_seconds()
+"""Seconds between two meetings that count as waiting: whoever is not met for longer is held up by something else, as by
+the brake, or is somewhere else."""
+
+
 class _Life(NamedTuple):
     """Of a row, between two executions."""
 
     row_id: UUID
     replays: int
     attempts: int
+
+
+class _Waiting(NamedTuple):
+    """When a row was last met, and how long it has waited for its turn by then."""
+
+    met_at: float
+    seconds: float
 
 
 class Quarantine:
@@ -56,7 +69,7 @@ class Quarantine:
         self._claims = claims
         self._desk = desk
         self._clock = asyncio.get_running_loop().time
-        self._met: dict[_Life, float] = {}
+        self._met: dict[_Life, _Waiting] = {}
         self._taken_until = 0.0  # another worker waits with a row of its own
         self.offered: Line | None = None
         self.aside: tuple[Line, Delivery] | None = None
@@ -78,33 +91,51 @@ class Quarantine:
     async def put_off(self, dangerous: Iterable[tuple[Line, Delivery]]) -> list[tuple[Line, Delivery]]:
         """Have these run later, for this worker holds others; answers those that have waited for long enough."""
         overdue: list[tuple[Line, Delivery]] = []
-        for line, delivery in dangerous:
-            now = self._clock()
-            met_at = self._meet(delivery, now)
-            if now - met_at >= _TURNS * _LONGEST:
-                overdue.append((line, delivery))
-            elif met_at == now and now >= self._taken_until:
-                self._desk.release([delivery])
-                self.offered, self.until = line, now + min(_OFFERED, _LONGEST)
-            elif await self._enter(line.context):
-                self._desk.release([delivery], timedelta(seconds=_MARGIN * _LONGEST))
-                self.offered, self.aside, self.until = None, (line, delivery), now + _LONGEST
-            else:
-                self._desk.release([delivery], _ASIDE)
-                self._taken_until = now + _ASIDE.total_seconds()
+        waiting = deque(dangerous)
+        try:
+            while waiting:
+                line, delivery = waiting[0]
+                if await self._is_overdue(line, delivery):
+                    overdue.append((line, delivery))
+                waiting.popleft()
+        except BaseException:
+            # The worker is being stopped, or has no database: nobody will run them.
+            self._desk.release([delivery for _, delivery in (*overdue, *waiting)])
+            raise
         return overdue
+
+    async def _is_overdue(self, line: Line, delivery: Delivery) -> bool:
+        """Whether it has waited for long enough; if not, it is given back, for now or for a while."""
+        now = self._clock()
+        waited = self._meet(delivery, now)
+        if waited is not None and waited >= _TURNS * _LONGEST:
+            return True
+        # Nothing is offered by who waits with another one: it would wait for no longer than that takes.
+        if waited is None and now >= self._taken_until and self.aside is None:
+            self._desk.release([delivery])
+            self.offered, self.until = line, now + min(_OFFERED, _LONGEST)
+        elif await self._enter(line.context):
+            self._desk.release([delivery], timedelta(seconds=_MARGIN * _LONGEST))
+            self.offered, self.aside, self.until = None, (line, delivery), now + _LONGEST
+        else:
+            self._desk.release([delivery], _ASIDE)
+            self._taken_until = now + _ASIDE.total_seconds()
+        return False
 
     def begin(self) -> tuple[Line, Delivery] | None:
         """Take the row that was set aside, if there is one: it is to be claimed and run now."""
         aside, self.aside = self.aside, None
         return aside
 
-    def _meet(self, delivery: Delivery, now: float) -> float:
-        """When it was met for the first time since it was last run."""
+    def _meet(self, delivery: Delivery, now: float) -> float | None:
+        """For how many seconds it has waited since it was last run; none: it is met for the first time since."""
         life = _Life(delivery.lease.row_id, delivery.replays, delivery.attempts)
-        if life not in self._met and len(self._met) >= _MOST_MET:
+        known = self._met.get(life)
+        if known is None and len(self._met) >= _MOST_MET:
             del self._met[next(iter(self._met))]
-        return self._met.setdefault(life, now)
+        waited = None if known is None else known.seconds + min(now - known.met_at, _LONGEST_GAP)
+        self._met[life] = _Waiting(now, waited or 0.0)
+        return waited
 
     async def _enter(self, context: str) -> bool:
         """Whether this is the worker that waits; without a database nobody does."""

@@ -18,6 +18,7 @@ from spectral.core.events.delivery.trust import Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.desk import Desk
@@ -56,18 +57,22 @@ class Together:
 
     async def fill(self, group: Group, rows: deque[Delivery]) -> bool:
         """Run those rows that may do without savepoints; false: there are none, or not now."""
-        runs, only = self._trusted_runs(rows)
-        # Whoever has to wait for them has the next turn.
-        if not runs or (self._had_its_turn and rows[0] is not runs[0][0]):
-            self._had_its_turn = False
-            return False
-        if not await self._lane.begin_together(runs, only):
-            await self._lane.abandon()
-            if only is None:
+        elsewhere: set[str] = set()
+        while True:
+            runs, only = self._trusted_runs(rows, elsewhere)
+            # Whoever has to wait for them has the next turn.
+            if not runs or (self._had_its_turn and rows[0] is not runs[0][0]):
+                self._had_its_turn = False
                 return False
-            # Others do not wait for it: they have this turn, or their rows one by one.
+            if await self._lane.begin_together(runs, only):
+                break
+            await self._lane.abandon()
+            if only is None or self._desk.stopping:
+                return False
+            # Others do not wait for it: they have this turn, or their rows one by one. It is asked for once in a turn,
+            # however long that takes, for nobody gets on meanwhile.
+            elsewhere.add(only)
             self._elsewhere_until[only] = time.monotonic() + self._commit_within
-            return await self.fill(group, rows)
         group.together = self._had_its_turn = True
         group.is_only = only is not None
         waiting = deque(runs)
@@ -101,10 +106,13 @@ class Together:
         """
         self.stretch = _FIRST_STRETCH
 
-    def _trusted_runs(self, rows: Sequence[Delivery]) -> tuple[list[tuple[Delivery, Handler]], str | None]:
+    def _trusted_runs(
+        self, rows: Sequence[Delivery], elsewhere: AbstractSet[str]
+    ) -> tuple[list[tuple[Delivery, Handler]], str | None]:
         """The rows and what is to be run: those that may share a transaction with the first one.
 
-        And the handler of all of them, if there is to be only one group of it.
+        And the handler of all of them, if there is to be only one group of it. elsewhere: handlers whose only group
+        this lane cannot have now.
         """
         runs: list[tuple[Delivery, Handler]] = []
         kinds: dict[str, _Kind | None] = {}
@@ -115,7 +123,7 @@ class Together:
                 continue
             for handler in handlers:
                 if handler.name not in kinds:
-                    kinds[handler.name] = self._kind_of(handler)
+                    kinds[handler.name] = None if handler.name in elsewhere else self._kind_of(handler)
                 if kinds[handler.name] is not None:
                     runs.append((delivery, handler))
             if len(runs) == self.stretch:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from spectral.core.events.consumer import Subscription
-from spectral.core.events.failure import ConfigurationError
+from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.claim_rows import COLUMNS, FAN_OUT, claim_answer, fanned_out
 from spectral.core.events.infrastructure.postgres.schema import require_functions
 from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
@@ -135,7 +135,12 @@ class PostgresClaims:
 
     async def leave_quarantine(self, context: str) -> None:
         """See `Claims`."""
-        await self._run([_LEAVE.format(context).as_bytes(None)])
+        try:
+            await self._run([_LEAVE.format(context).as_bytes(None)])
+        except SubstrateLostError:
+            # A session that lives on, as after a cancelled statement, would keep everybody else out for as long.
+            await self._session.drop()
+            raise
 
     async def claim_aside(self, ask: ClaimAsk, aside: Delivery) -> ClaimAnswer:
         """See `Claims`."""
