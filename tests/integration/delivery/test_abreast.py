@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
+import weakref
 from collections import Counter
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -38,6 +40,29 @@ async def test_they_share_a_round_trip(bench: Bench, platform: Consumer, round_t
     assert sorted(await effects(bench)) == [("project", number) for number in range(8)]
     assert set(runs.values()) == {1}
     assert len(bench.notes.of(HandlerRan)) == len(bench.notes.of(Finished)) == 9
+
+
+async def test_what_a_handler_was_given_does_not_wait_for_the_garbage_collector(
+    bench: Bench, platform: Consumer, round_trips: list[int]
+) -> None:
+    given: list[weakref.ref[object]] = []
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        cursor = await tx.execute("select %s", [scan.number])
+        given.extend((weakref.ref(tx), weakref.ref(cursor)))
+
+    async with trusting(bench, platform):
+        gc.collect()
+        gc.disable()
+        try:
+            await bench.publish(*range(8))
+            await until(lambda: bench.all_are("delivered"))
+            left = [each() for each in given[-16:]]
+        finally:
+            gc.enable()
+    assert round_trips == [8]
+    assert left == [None] * 16
 
 
 async def test_groups_grow_and_statements_are_prepared(

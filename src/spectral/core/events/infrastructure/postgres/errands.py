@@ -289,6 +289,9 @@ class PostgresBriefTransaction:
         """See `BriefTransaction`; a statement that nobody has waited for was too much."""
         self._ended = True
         self.overran = self.overran or self.is_waiting
+        # They know each other: what was asked and answered would wait for the garbage collector, with all the driver
+        # has made of it.
+        self._errand = None
 
 
 def _answers(pgconn: PGconn) -> PQGen[list[PGresult]]:
