@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -227,6 +227,9 @@ class Raises:
     def start(self, act: Act) -> None:
         raise RuntimeError(f"no span of {act} either")
 
+    def send(self, spans: Sequence[object]) -> None:
+        raise NotImplementedError(spans)  # there are no lean ones
+
 
 class Blocks:
     """A tool that never comes back, until it is let go; also a tracer, whose spans never end."""
@@ -249,6 +252,9 @@ class Blocks:
     def start(self, act: Act) -> Blocks:
         del act
         return self
+
+    def send(self, spans: Sequence[object]) -> None:
+        raise NotImplementedError(spans)  # there are no lean ones
 
     def leave(self) -> None:
         raise RuntimeError("not even that")

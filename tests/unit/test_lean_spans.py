@@ -143,6 +143,55 @@ def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     assert sum(len(scope.spans) for scope in around.scope_spans) == 3
 
 
+def test_of_a_heap_for_which_there_is_no_room_the_sdk_drops_and_tells(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = InMemorySpanExporter()
+    processor = BatchSpanProcessor(exporter, max_queue_size=5, max_export_batch_size=5, schedule_delay_millis=600_000)
+    provider = LeanProvider(RESOURCE, [processor])
+    watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
+    with processor._batch_processor._export_lock:  # nobody can be exported meanwhile
+        for _ in range(8):
+            watch.begin(act()).end()
+        assert watch.flush(PATIENCE)
+    provider.shutdown()
+    assert len(exporter.get_finished_spans()) == 5
+    assert any("Queue full" in record.message for record in caplog.records)
+
+
+def test_a_heap_wakes_who_exports() -> None:
+    exported = threading.Event()
+
+    class Tells(InMemorySpanExporter):
+        def export(self, spans: Any) -> Any:  # noqa: ANN401  of the SDK
+            exported.set()
+            return super().export(spans)
+
+    exporter = Tells()
+    processor = BatchSpanProcessor(exporter, max_export_batch_size=4, schedule_delay_millis=600_000)
+    provider = LeanProvider(RESOURCE, [processor])
+    watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
+    for _ in range(4):
+        watch.begin(act()).end()
+    watch.catch_up()
+    assert exported.wait(PATIENCE)
+    provider.shutdown()
+
+
+def test_a_batch_processor_that_is_not_known_is_told_of_each() -> None:
+    ended: list[Any] = []
+
+    class Own(SpanProcessor):
+        def on_end(self, span: Any) -> None:  # noqa: ANN401  of the SDK
+            ended.append(span)
+
+    own: Any = Own()
+    provider = LeanProvider(RESOURCE, [own])
+    watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
+    for _ in range(3):
+        watch.begin(act()).end()
+    watch.catch_up()
+    assert [type(span) for span in ended] == [KeptSpan] * 3
+
+
 # touched
 
 

@@ -214,6 +214,19 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_as_the_log_s() -> None:
     assert failed == before[1]
 
 
+def test_of_lines_that_come_together_those_are_dropped_for_which_there_is_no_room() -> None:
+    stream = Stuck()
+    writer = PatientWriter(stream)
+    writer.write_all([])
+    for _ in range(3):  # the first of them may be on their way already
+        writer.write_all([f"{number}" for number in range(CAPACITY - 10)])
+    stream.let_go.set()
+    assert flush_all(60)
+    written = stream.getvalue().splitlines()
+    assert writer.dropped == 3 * (CAPACITY - 10) - len(written) >= CAPACITY - 20
+    assert written[CAPACITY - 10 : CAPACITY] == [f"{number}" for number in range(10)], "the first are kept"
+
+
 def test_lines_that_cannot_be_written_are_counted_one_by_one() -> None:
     before = missed_lines()
     stream = io.StringIO()

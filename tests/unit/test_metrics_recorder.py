@@ -183,16 +183,17 @@ def test_a_bound_belongs_to_its_bucket(seconds: float, bound: float | None) -> N
     assert [bounds[number] for number, count in enumerate(found.counts) if count] == [bound]
 
 
-def test_a_heap_is_counted_as_its_events_one_by_one() -> None:
+@pytest.mark.parametrize("times", [1, 30], ids=["a few", "more than there are buckets"])
+def test_a_heap_is_counted_as_its_events_one_by_one(times: int) -> None:
     heap = [
         finished(event_type=event_type, seconds=seconds)
-        for event_type in (COMPLETED, "worlds.scan.started")
-        for seconds in (0.0, 0.004, 0.02, 0.02, 7.0, 1e6)
+        for event_type in (COMPLETED, "worlds.scan.started", COMPLETED)
+        for seconds in (0.0, 0.25, 1e6, 0.375, 0.25, 7.0) * times  # sums of which are exact
     ]
     runs = [
         HandlerRan(Handle(delivery(COMPLETED), name), seconds, None, None)
+        for seconds in (0.0, 0.25, 7.0) * times
         for name in ("platform.project", "platform.mail")
-        for seconds in (0.0, 0.02, 7.0)
     ]
     together, singly = Recorder(), Recorder()
     together.tell(heap[0])  # what is known already, and what is not

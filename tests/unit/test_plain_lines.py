@@ -57,7 +57,7 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     note = finished(Handled(), **fields)
     stream = io.StringIO()
     LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
-    line = PlainLines(WHO, worker, print).of_handled(note, AT)
+    (line,) = PlainLines(WHO, worker, print).of_handled([note], AT)
     assert is_plain(note)
     assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
     assert line.isascii()
@@ -72,9 +72,9 @@ def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
         for fields in ({}, {"workspace_id": uuid4()})
     ]
     lines: list[str] = []
-    made = PlainLines(who, "50 %", lines.append)
+    made = PlainLines(who, "50 %", lines.extend)
     made.tell_many_at(notes, AT)
-    assert lines == [made.of_handled(note, AT) for note in notes]
+    assert lines == [line for note in notes for line in made.of_handled([note], AT)]
     assert [json.loads(line)["attempts"] for line in lines] == [1, 1, 2, 2]
     assert {(line["service"], line["environment"], line["worker"]) for line in map(json.loads, lines)} == {
         ("100 %s", "%d", "50 %")
@@ -93,7 +93,7 @@ def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
 )
 def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
     lines: list[str] = []
-    PlainLines(WHO, "me", lines.append).tell(note)
+    PlainLines(WHO, "me", lines.extend).tell(note)
     assert lines == []
     stream = io.StringIO()
     tool = LogTool(WHO, "me", logger=json_logger(WHO, stream), says_plain=False)
@@ -105,7 +105,7 @@ def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
 def test_a_plain_one_is_written_soon_and_by_nobody_else() -> None:
     lines: list[str] = []
     note = finished(Handled())
-    watch = standard_watch(WHO, "me", None, lines.append)
+    watch = standard_watch(WHO, "me", None, lines.extend)
     watch.tell(note)
     watch.catch_up()
     (line,) = lines
@@ -115,7 +115,7 @@ def test_a_plain_one_is_written_soon_and_by_nobody_else() -> None:
 
 def test_other_notes_are_none_of_its_business() -> None:
     lines: list[str] = []
-    PlainLines(WHO, "me", lines.append).tell(Stopped())
+    PlainLines(WHO, "me", lines.extend).tell(Stopped())
     assert lines == []
 
 
@@ -149,7 +149,7 @@ def test_so_is_that_of_a_publish(fields: dict[str, object], worker: str | None) 
 )
 def test_a_publish_of_which_there_is_more_to_say_takes_the_long_way(note: Published) -> None:
     lines: list[str] = []
-    PlainLines(WHO, "me", lines.append).tell(note)
+    PlainLines(WHO, "me", lines.extend).tell(note)
     assert lines == []
     assert LogTool(WHO, "me", says_plain=False).wants(note)
 
@@ -159,14 +159,14 @@ def test_fields_that_a_handler_has_bound_for_all_lines_are_on_the_line_of_what_i
     with structlog.contextvars.bound_contextvars(order="A-1"):
         note = published()
     assert is_plain(published())  # where they are bound no more
-    PlainLines(WHO, "me", lines.append).tell(note)
+    PlainLines(WHO, "me", lines.extend).tell(note)
     assert lines == []
     assert LogTool(WHO, "me", says_plain=False).wants(note)
 
 
 def test_a_plain_publish_is_written_soon_and_by_nobody_else() -> None:
     lines: list[str] = []
-    watch = standard_watch(WHO, "me", None, lines.append)
+    watch = standard_watch(WHO, "me", None, lines.extend)
     act = Publish([EventEnvelope(event_type="worlds.card.sent", source="worlds", payload={"secret": 1})], 7)
     watch.begin(act).end()
     assert lines == []

@@ -22,7 +22,7 @@ from spectral.core.events.infrastructure.observability.outlet import CAPACITY, O
 from spectral.core.events.infrastructure.observability.told import without_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -40,7 +40,7 @@ _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular
 _writers: Final[WeakSet[LineWriter]] = WeakSet()
 
 
-def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[str], None] | None:
+def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[Sequence[str]], None] | None:
     """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
 
     From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. Answers what
@@ -61,7 +61,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
         cache_logger_on_first_use=True,
     )
     # Whoever wants every detail wants it in its order.
-    return lines.msg if level == logging.INFO and not sys.stderr.isatty() else None
+    return lines.write_all if level == logging.INFO and not sys.stderr.isatty() else None
 
 
 def json_logger(identity: Identity, stream: TextIO) -> FilteringBoundLogger:
@@ -158,10 +158,18 @@ class PatientWriter(LineWriter):
 
     def msg(self, line: str) -> None:
         """Have it written soon, or drop it if too much waits already."""
-        if len(self._waiting) >= CAPACITY:
-            self.dropped += 1
+        self.write_all((line,))
+
+    def write_all(self, lines: Sequence[str]) -> None:
+        """The same with several."""
+        room = CAPACITY - len(self._waiting)
+        if len(lines) > room:
+            room = max(room, 0)
+            self.dropped += len(lines) - room
+            lines = lines[:room]
+        if not lines:
             return
-        self._waiting.append(line)
+        self._waiting.extend(lines)
         if not self._is_told:
             self._is_told = True
             self._outlet.put(self._write)

@@ -8,9 +8,11 @@ everything else about them, and every span with anything more to it, is left to 
 
 from __future__ import annotations
 
+from binascii import hexlify, unhexlify
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -23,8 +25,11 @@ from spectral_workers.lean_spans import KeptSpan
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext
+
+    from spectral_workers.lean_spans import LeanTracer
 
 _MAX_KNOWN: Final = 2_000
 _UNIQUE: Final = frozenset({MESSAGE_ID})
@@ -65,50 +70,129 @@ class Encoded:
 
 def encode_spans(spans: Sequence[ReadableSpan | KeptSpan]) -> Encoded:
     """A request to take these spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
-    groups: dict[tuple[int, int], list[ReadableSpan | KeptSpan]] = {}
+    kept: dict[LeanTracer, list[KeptSpan]] = {}
+    groups: dict[tuple[int, int], _Group] = {}
     for span in spans:
-        # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
         if isinstance(span, KeptSpan):
-            key = (id(span.tracer.resource), id(span.tracer.scope))
+            kept.setdefault(span.tracer, []).append(span)
         else:
-            key = (id(span.resource), id(span.instrumentation_scope))
-        groups.setdefault(key, []).append(span)
-    return Encoded(b"".join(_field(_RESOURCE_SPANS, _group(group)) for group in groups.values()))
+            _group(groups, span.resource, span.instrumentation_scope, span).append(_field(_SPAN, _span(span)))
+    for tracer, alike in kept.items():
+        _group(groups, tracer.resource, tracer.scope, alike[0]).extend(map(_kept_span, alike))
+    return Encoded(
+        b"".join(
+            _field(_RESOURCE_SPANS, outer + _field(_SCOPE_SPANS, b"".join((inner, *written))))
+            for (outer, inner), written in groups.values()
+        )
+    )
 
 
-def _group(spans: Sequence[ReadableSpan | KeptSpan]) -> bytes:
-    """Spans that have their resource and their scope in common."""
-    first = spans[0].readable() if isinstance(spans[0], KeptSpan) else spans[0]
-    (around,) = encode_any_spans([first]).resource_spans
+_Group: TypeAlias = tuple[tuple[bytes, bytes], list[bytes]]
+"""Spans that have their resource and their scope in common: those two, and each of them as it is written."""
+
+
+def _group(
+    groups: dict[tuple[int, int], _Group], resource: object, scope: object, span: ReadableSpan | KeptSpan
+) -> list[bytes]:
+    # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
+    key = (id(resource), id(scope))
+    if key not in groups:
+        around = _around_kept(span) if isinstance(span, KeptSpan) else _around(span)
+        groups[key] = around, []
+    return groups[key][1]
+
+
+def _around(span: ReadableSpan) -> tuple[bytes, bytes]:
+    """The resource and the scope of a span."""
+    (around,) = encode_any_spans([span]).resource_spans
     (scope,) = around.scope_spans
     del scope.spans[:]
     inner = scope.SerializePartialToString()
     around.ClearField("scope_spans")
-    written = (_field(_SPAN, _kept_span(span) if isinstance(span, KeptSpan) else _span(span)) for span in spans)
-    return b"".join((around.SerializePartialToString(), _field(_SCOPE_SPANS, b"".join((inner, *written)))))
+    return around.SerializePartialToString(), inner
+
+
+_arounds: WeakKeyDictionary[LeanTracer, tuple[Resource, tuple[bytes, bytes]]] = WeakKeyDictionary()
+
+
+def _around_kept(span: KeptSpan) -> tuple[bytes, bytes]:
+    """The same of all the spans of a tracer, for as long as it has the same resource."""
+    tracer = span.tracer
+    known = _arounds.get(tracer)
+    if known is None or known[0] is not tracer.resource:
+        known = _arounds[tracer] = tracer.resource, _around(span.readable())
+    return known[1]
+
+
+class _Form(NamedTuple):
+    """What the spans have in common that are alike but for ids and times, and what puts the two together."""
+
+    pack: Callable[..., bytes]
+    to_trace: bytes
+    to_parent: bytes
+    to_began: bytes
+    to_message: bytes
+    to_link: bytes
+    to_link_span: bytes
+    to_end: bytes
+
+
+_TO_SPAN: Final = b"\x12\x08"
+_TO_ENDED: Final = b"\x41"
+_MAX_FORMS: Final = 100
 
 
 def _kept_span(span: KeptSpan) -> bytes:
-    own, parent, link, shape = span.traceparent, span.parent, span.link, span.shape
-    shaped = shape.written
-    if shaped is None:
-        attributes = (_attribute(key, value) or b"" for key, value in {**shape.attributes, OUTCOME: WELL}.items())
-        shaped = shape.written = b"".join((_text(_NAME, shape.name), *attributes))
+    own, (parent, is_local, link), shape = span.traceparent, span.origin, span.shape
+    key = (parent is None, is_local, link is None, span.attempt)
+    form: _Form | None = shape.written.get(key)
+    if form is None:
+        if len(shape.written) >= _MAX_FORMS:
+            shape.written.clear()
+        form = shape.written[key] = _form_of(span)
+    pack, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
+    trace_id = unhexlify(own[3:35])
+    parent_id = b"" if parent is None else unhexlify(parent[36:52])
+    if link is None:
+        link_ids = b"", b""
+    elif link is parent:  # as nearly always
+        link_ids = trace_id, parent_id
+    else:
+        link_ids = unhexlify(link[3:35]), unhexlify(link[36:52])
+    # With a dash after every fourth digit: three of them are too many.
+    message = hexlify(span.message_id.int.to_bytes(16, "big"), b"-", 2)
+    return pack(
+        to_trace, trace_id, _TO_SPAN, unhexlify(own[36:52]), to_parent, parent_id, to_began, span.began, _TO_ENDED,
+        span.ended, to_message, message, message[5:], message[30:], message[35:], to_link, link_ids[0], to_link_span,
+        link_ids[1], to_end,
+    )  # fmt: skip
+
+
+def _form_of(span: KeptSpan) -> _Form:
+    """The form of a span and of all others like it; each has the same length."""
+    (parent, is_local, link), shape = span.origin, span.shape
+    attributes = (_attribute(key, value) or b"" for key, value in {**shape.attributes, OUTCOME: WELL}.items())
+    attempt = b"" if span.attempt is None else _attribute(ATTEMPT, span.attempt) or b""
+    flags = _FLAGS_OF[_KNOWS_WHERE if parent is None or is_local else _ELSEWHERE]
     parts = [
-        _IDS(0x0A, 16, bytes.fromhex(own[3:35]), 0x12, 8, bytes.fromhex(own[36:52])),
-        b"" if parent is None else b"\x22\x08" + bytes.fromhex(parent[36:52]),
-        shaped,
-        _TIMES(0x30, shape.kind.value + 1, 0x39, span.began, 0x41, span.ended),
+        b"\x0a\x10",
+        b"" if parent is None else b"\x22\x08",
+        b"".join((_text(_NAME, shape.name), *attributes, b"\x30", bytes([shape.kind.value + 1]), b"\x39")),
         _MESSAGE_ID_BEFORE,
-        str(span.message_id).encode(),
-        b"" if span.attempt is None else _attribute(ATTEMPT, span.attempt) or b"",
+        attempt + (b"" if link is None else b"\x6a\x21\x0a\x10"),
+        b"" if link is None else _TO_SPAN,
+        (b"" if link is None else b"\x35" + _ELSEWHERE.to_bytes(4, "little")) + _NO_STATUS + flags,
     ]
-    if link is not None:
-        ids = bytes.fromhex(link[3:35]), bytes.fromhex(link[36:52])
-        parts.append(_LINK(0x6A, 33, 0x0A, 16, ids[0], 0x12, 8, ids[1], 0x35, _ELSEWHERE))
-    parts.append(_NO_STATUS)
-    parts.append(_FLAGS_OF[_KNOWS_WHERE if parent is None or span.has_local_parent else _ELSEWHERE])
-    return b"".join(parts)
+    has_parent, has_link = parent is not None, link is not None
+    variable = 16 + 8 + 8 * has_parent + 8 + 8 + len(_ANY_ID) + 24 * has_link
+    length = variable + sum(map(len, parts)) + len(_TO_SPAN) + len(_TO_ENDED)
+    parts[0] = _field(_SPAN, bytes(length))[:-length] + parts[0]
+    sizes = [len(part) for part in parts]
+    pack = Struct(
+        f"<{sizes[0]}s16s2s8s{sizes[1]}s{8 * has_parent}s{sizes[2]}sQ1sQ{sizes[3]}s4s24s4s4s"
+        f"{sizes[4]}s{16 * has_link}s{sizes[5]}s{8 * has_link}s{sizes[6]}s"
+    ).pack
+    return _Form(pack, *parts)
 
 
 def _span(span: ReadableSpan) -> bytes:

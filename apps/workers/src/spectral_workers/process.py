@@ -37,7 +37,7 @@ from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
@@ -52,7 +52,7 @@ _LAST_WORDS: Final = 1.0
 _CLOSING: Final = 3.0
 """Seconds for the log to be written and the telemetry to be sent at the end, if what is behind them hangs."""
 
-_YOUNG: Final = 20_000
+_YOUNG: Final = 50_000
 """Objects to be made before the interpreter looks for circles among them: a span that waits to be sent has a dozen."""
 
 
@@ -149,7 +149,7 @@ class _Watched:
     recorder: Recorder | None
 
     @classmethod
-    def of(cls, order: Order, identity: Identity, lines: Callable[[str], None] | None) -> _Watched:
+    def of(cls, order: Order, identity: Identity, lines: Callable[[Sequence[str]], None] | None) -> _Watched:
         """Have it watched by all there is; numbers are only kept if there is a port to read them on."""
         settings = named(order.settings)
         recorder = Recorder() if order.health is not None and prometheus.is_installed() else None

@@ -8,15 +8,17 @@ keep these few is a tenth of the work of making a span of the SDK. The worker's 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
     from opentelemetry.util.types import AttributeValue
 
+    from spectral.core.events.infrastructure.observability.tools import Closing
     from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Failure
 
@@ -34,7 +36,7 @@ PUBLISHING: Final = {
 class Shape:
     """What the spans of a handler, or of a type's publishes, have in common: all that is the same for each event.
 
-    written: room for whoever sends them, for the same in its own words.
+    written: room for whoever sends them, for the same in its own words, by what else there is to say.
     """
 
     __slots__ = ("attributes", "kind", "name", "written")
@@ -43,7 +45,7 @@ class Shape:
         self.name = name
         self.kind = kind
         self.attributes = attributes
-        self.written: bytes | None = None
+        self.written: dict[object, Any] = {}
 
     @classmethod
     def of_publishes(cls, event_type: str, generation: int) -> Shape:
@@ -75,12 +77,8 @@ class Shape:
         return known if attempt is None else {**known, ATTEMPT: attempt}
 
 
-class Origin(NamedTuple):
-    """Where a span comes from: its parent, if it has one, in this process or another; and what it is linked to."""
-
-    parent: str | None
-    is_local: bool
-    link: str | None
+Origin: TypeAlias = tuple[str | None, bool, str | None]
+"""Where a span comes from: its parent, if it has one; whether that is in this process; and what it is linked to."""
 
 
 class LeanSpan(Span):
@@ -89,23 +87,23 @@ class LeanSpan(Span):
     traceparent: str
 
     @abstractmethod
-    def leave(self, failure: Failure | None) -> bool:
-        """The act is over; true if `send` is all there is left to do, else `finish` is, by an outlet."""
-
-    @abstractmethod
-    def send(self) -> None:
-        """Have it sent, some time; waits for nothing."""
+    def leave(self, failure: Failure | None, seconds: float) -> bool:
+        """See `Closing`."""
 
     @abstractmethod
     def finish(self, failure: Failure | None) -> None:
-        """End the span, at the time of `leave`."""
+        """See `Closing`."""
 
 
-class StartsLean(Protocol):
-    """What begins such spans."""
+class LeanSpans(Protocol):
+    """A tracer that begins such spans, and sends them."""
 
-    def __call__(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> LeanSpan | None:
+    def start_lean(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> LeanSpan | None:
         """Begin one; none: ask the tracer for it."""
+        ...
+
+    def send_lean(self, spans: Sequence[Closing]) -> None:
+        """Have those sent that it has begun; waits for nothing."""
         ...
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TRACEPARENT_LENGTH: Final = 55
 _MAX_KNOWN: Final = 1_000
+_Alike: TypeAlias = tuple[str, str, str, tuple[str, ...]]
+_NOTHING: Final[_Alike] = ("", "", "", ())
 
 
 def is_plain(note: Finished | Published) -> bool:
@@ -52,17 +54,17 @@ def _adds_to_lines(within: Context | None) -> bool:
 class PlainLines:
     """Makes the lines of one worker, and hands them to whoever writes them; implements `Counting`.
 
-    write: takes a line, at once, and never waits.
+    write: takes lines, at once, and never waits.
     """
 
-    def __init__(self, identity: Identity, worker: str | None, write: Callable[[str], None]) -> None:
+    def __init__(self, identity: Identity, worker: str | None, write: Callable[[Sequence[str]], None]) -> None:
         self._write = write
         who = {"service": identity.service, "environment": identity.environment}
         self._who = json.dumps(who)[1:-1]
         self._head = (
             f'", "level": "info", "event": "handled", {self._who}, "generation": {identity.generation}, "trace_id": '
         )
-        self._known: dict[tuple[str, str, str, tuple[str, ...]], str] = {}
+        self._known: dict[_Alike, str] = {}
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
 
     def cares_for(self, kind: type[Note]) -> bool:
@@ -77,64 +79,67 @@ class PlainLines:
         """The same, of then."""
         if isinstance(note, Finished):
             if type(note.outcome) is Handled:
-                self._write(self.of_handled(note, at))
+                self._write(self.of_handled([note], at))
         elif isinstance(note, Published) and is_plain(note):
-            self._write(self.of_published(note, at))
+            self._write([self.of_published(note, at)])
 
     def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:
         """The same of what was settled together, which has its time in common."""
-        write, stamp = self._write, timestamp(at)
-        for note in notes:
-            if isinstance(note, Finished):
-                write(self._of_handled(note, stamp))
+        self._write(self.of_handled([note for note in notes if isinstance(note, Finished)], at))
 
-    def of_handled(self, note: Finished, at: float) -> str:
-        """The line of a plain one."""
-        return self._of_handled(note, timestamp(at))
-
-    def _of_handled(self, note: Finished, stamp: str) -> str:
+    def of_handled(self, notes: Sequence[Finished], at: float) -> list[str]:
+        """The lines of plain ones, all at this time."""
+        stamp, lines = timestamp(at), list[str]()
+        last, form = _NOTHING, ""
         # Taken apart at once: to ask a tuple for its fields by name, one after the other, takes longer.
-        delivery, _, handlers, seconds, ack_seconds, traceparent = note
-        ((row_id, _), event_id, event_type, _, _, source, target, workspace_id, _, _, trace_context, _, _, _, attempts,
-         _, _, _, _, _) = delivery  # fmt: skip
-        key = event_type, source, target, handlers
-        carried = traceparent or trace_context
-        digits = f"{event_id.int:032x}"
-        return (self._known.get(key) or self._learn(key)) % (
-            stamp,
-            "null" if carried is None else _trace_id(carried),
-            digits[:8],
-            digits[8:12],
-            digits[12:16],
-            digits[16:20],
-            digits[20:],
-            "null" if workspace_id is None else f'"{workspace_id}"',
-            attempts,
-            "" if row_id is event_id or row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
-            seconds * 1000,
-            ack_seconds * 1000,
-        )
+        for delivery, _, handlers, seconds, ack_seconds, traceparent in notes:
+            ((row_id, _), event_id, event_type, _, _, source, target, workspace_id, _, _, trace_context, _, _, _,
+             attempts, _, _, _, _, _) = delivery  # fmt: skip
+            alike = (event_type, source, target, handlers)
+            if alike != last:  # mostly they are all alike
+                form = self._known.get(alike) or self._learn(alike)
+                last = alike
+            carried = traceparent or trace_context
+            # With a dash after every fourth digit: three of them are too many.
+            digits = event_id.int.to_bytes(16, "big").hex("-", 2)
+            lines.append(
+                form
+                % (
+                    stamp,
+                    "null" if carried is None else _trace_id(carried),
+                    digits[:4],
+                    digits[5:29],
+                    digits[30:34],
+                    digits[35:],
+                    "null" if workspace_id is None else f'"{workspace_id}"',
+                    attempts,
+                    "" if row_id is event_id or row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
+                    seconds * 1000,
+                    ack_seconds * 1000,
+                )
+            )
+        return lines
 
-    def _learn(self, key: tuple[str, str, str, tuple[str, ...]]) -> str:
+    def _learn(self, alike: _Alike) -> str:
         """What the lines have in common of events that have this in common, with room for the rest.
 
         To fill in one form takes half as long as to put a line together.
         """
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        event_type, source, target, handlers = key
+        event_type, source, target, handlers = alike
         names = ",".join(handlers)
         route = f'"event_type": "{event_type}", "source": "{source}", "target": "{target}", "workspace_id": '
         form = (
             '{"timestamp": "%s'
             + self._head.replace("%", "%%")
-            + '%s, "event_id": "%s-%s-%s-%s-%s", '
+            + '%s, "event_id": "%s%s%s%s", '
             + route.replace("%", "%%")
             + '%s, "attempts": %d%s, '
             + f'{self._worker}"handler_name": "{names}", "duration_ms": '.replace("%", "%%")
             + '%.1f, "ack_ms": %.1f, "status_result": "delivered"}'
         )
-        return self._known.setdefault(key, form)
+        return self._known.setdefault(alike, form)
 
     def of_published(self, note: Published, at: float) -> str:
         """The same."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -61,26 +61,27 @@ class Recorder:
     def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:  # noqa: ARG002  counted, not dated
         """Count many that went well: all that have their names in common at once."""
         alike: dict[tuple[str, str, type[Note]], tuple[Note, list[float]]] = {}
+        durations: list[float] = []
+        last: tuple[str, str] | None = None
         for note in notes:
-            key: tuple[str, str, type[Note]]
+            # By position: to ask a tuple for its fields by name takes longer.
             if isinstance(note, Finished):
-                key, seconds = (note.delivery.event_type, note.delivery.target, Finished), note.ack_seconds
+                delivery, seconds = note[0], note[4]
+                names = delivery[2], delivery[6]
             else:
-                key, seconds = (note.act.delivery.event_type, note.act.handler_name, HandlerRan), note.seconds
-            known = alike.get(key)
-            if known is None:
-                alike[key] = (note, [seconds])
-            else:
-                known[1].append(seconds)
+                (delivery, handler_name), seconds = note[0], note[1]
+                names = delivery[2], handler_name
+            if names != last:  # mostly they are all alike
+                last = names
+                _, durations = alike.setdefault((*names, type(note)), (note, []))
+            durations.append(seconds)
         with self._lock:
-            for key, (first, durations) in alike.items():
+            for key, (first, every) in alike.items():
                 for cell, buckets in self._known.get(key) or self._learn(key, first):
-                    if not buckets:
-                        cell[-1] += len(durations)
-                        continue
-                    cell[-1] += sum(durations)
-                    for seconds in durations:
-                        cell[bisect_left(buckets, seconds)] += 1
+                    if buckets:
+                        _count_all(cell, buckets, every)
+                    else:
+                        cell[-1] += len(every)
 
     def _grow(self, key: tuple[str, str, type[Note]], note: Note, seconds: float) -> None:
         """Count what comes of each event that goes well: one more of some, and of one how long it took.
@@ -145,6 +146,24 @@ class Recorder:
         # One bucket more than there are bounds, for what is beyond the last; and the sum.
         empty = [0.0] * (len(metric.buckets) + 2) if metric.buckets else [0.0]
         return self._cells[metric].setdefault(self._bounded.of(metric, labels), empty)
+
+
+def _count_all(cell: list[float], buckets: tuple[float, ...], durations: Sequence[float]) -> None:
+    """How many are in each bucket."""
+    if len(durations) < len(buckets):
+        for seconds in durations:
+            cell[-1] += seconds
+            cell[bisect_left(buckets, seconds)] += 1
+        return
+    # Of many durations: it takes less to look for each bound among them.
+    ordered = sorted(durations)
+    cell[-1] += sum(ordered)
+    before = 0
+    for number, bound in enumerate(buckets):
+        until = bisect_right(ordered, bound, before)
+        cell[number] += until - before
+        before = until
+    cell[len(buckets)] += len(ordered) - before
 
 
 def _after_fork() -> None:

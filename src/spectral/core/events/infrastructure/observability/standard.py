@@ -17,7 +17,7 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from spectral.core.events.infrastructure.observability.tools import Counting, Tool
     from spectral.core.events.settings import Identity
@@ -36,7 +36,7 @@ def standard_watch(
     identity: Identity,
     worker: str | None = None,
     quick: Mapping[str, Counting] | None = None,
-    lines: Callable[[str], None] | None = None,
+    lines: Callable[[Sequence[str]], None] | None = None,
 ) -> Watch:
     """The watch of a publisher, or of the worker of this name.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextvars import Context
 
     from spectral.core.events.probe import Act, Failure, Note
@@ -74,12 +74,8 @@ class Traced(Protocol):
 class Closing(Protocol):
     """What ends a lean span."""
 
-    def leave(self, failure: Failure | None) -> bool:
-        """The act is over; true if `send` is all there is left to do, else `finish` is, by an outlet."""
-        ...
-
-    def send(self) -> None:
-        """Have it sent, some time; waits for nothing."""
+    def leave(self, failure: Failure | None, seconds: float) -> bool:
+        """The act is over, after so long; true if its tracer may send it now, else an outlet has to `finish` it."""
         ...
 
     def finish(self, failure: Failure | None) -> None:
@@ -111,4 +107,8 @@ class Tracer(Protocol):
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
         """Begin a span; none if nobody wants one."""
+        ...
+
+    def send(self, spans: Sequence[Closing]) -> None:
+        """Have lean spans of its own sent, some time; waits for nothing."""
         ...

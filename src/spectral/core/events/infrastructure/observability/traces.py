@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from functools import cache, partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind
 
-from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Origin, Shape, end_span
+from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Shape, end_span
 from spectral.core.events.infrastructure.observability.origins import (
     NOT_SAMPLED,
     NOTHING,
@@ -33,14 +33,15 @@ from spectral.core.events.probe import Handle
 
 if TYPE_CHECKING:
     import contextvars
+    from collections.abc import Sequence
     from contextvars import Token
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
     from opentelemetry.util.types import AttributeValue
 
-    from spectral.core.events.infrastructure.observability.lean import StartsLean
-    from spectral.core.events.infrastructure.observability.tools import Traced
+    from spectral.core.events.infrastructure.observability.lean import LeanSpans
+    from spectral.core.events.infrastructure.observability.tools import Closing, Traced
     from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Act, Failure, Publish
     from spectral.core.events.settings import Identity
@@ -75,7 +76,7 @@ class TracerSource:
     The worker's name is an attribute of the scope: there it is sent once with many spans, not with each of them.
     """
 
-    __slots__ = ("_attributes", "_look_at", "_provider", "follows_its_parent", "known", "start_lean")
+    __slots__ = ("_attributes", "_look_at", "_provider", "follows_its_parent", "known", "lean")
 
     def __init__(self, worker: str | None, provider: TracerProvider | None) -> None:
         self._attributes = None if worker is None else {"messaging.client.id": worker}
@@ -84,8 +85,8 @@ class TracerSource:
         self._look_at = 0.0
         self.follows_its_parent = False
         """Whether it is known that no span is recorded whose parent, in another process, is not."""
-        self.start_lean: StartsLean | None = None
-        """Begins spans with less effort, if the tracer is one that can."""
+        self.lean: LeanSpans | None = None
+        """The tracer, if it is one that can begin spans with less effort."""
 
     def tracer(self, *, look: bool = False) -> Tracer | None:
         """None until there is a provider; from then on always the same, for a provider is set once.
@@ -102,7 +103,7 @@ class TracerSource:
                 return None
             self.known = provider.get_tracer(SCOPE, _version(), SCHEMA_URL, self._attributes)
             self.follows_its_parent = _follows_its_parent(self.known)
-            self.start_lean = getattr(self.known, "start_lean", None)
+            self.lean = cast("LeanSpans", self.known) if hasattr(self.known, "start_lean") else None
             flush_first()
         return self.known
 
@@ -134,17 +135,32 @@ class OpenTelemetryTracer:
         if not isinstance(act, Handle):
             tracer = self._source.tracer(look=True)
             return None if tracer is None or not act.envelopes else self._publish(tracer, act)
-        # Without a call that can be spared: right after a wait, each of them takes a few microseconds.
+        # Without a call that can be spared: it is done for each event.
         source, delivery = self._source, act.delivery
         tracer = source.known or source.tracer()
         traceparent = delivery.trace_context
+        is_first = delivery.attempts == 1 and delivery.replays == 0
         if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
-            return None if tracer is None else self._handle(tracer, act, None)
-        if tracer is not None and not (
-            source.follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first
-        ):
-            return self._handle(tracer, act, traceparent)
-        return carried(traceparent)
+            if tracer is None:
+                return None
+            traceparent = None
+        elif tracer is None or (source.follows_its_parent and is_first and traceparent[-1] in NOT_SAMPLED):
+            return carried(traceparent)
+        shape = self._known.get((delivery.event_type, delivery.target, act.handler_name, delivery.generation))
+        if shape is None:
+            shape = self._shape_of(delivery, act.handler_name)
+        parent = traceparent if is_first else None
+        if source.lean is not None:
+            lean = source.lean.start_lean(shape, (parent, False, traceparent), delivery.event_id, delivery.attempts)
+            if lean is not None:
+                # As `Lean(...)`, without the call in between.
+                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
+        return _handle_at_length(tracer, shape, delivery, parent)
+
+    def send(self, spans: Sequence[Closing]) -> None:
+        """See `Tracer`."""
+        if self._source.lean is not None:
+            self._source.lean.send_lean(spans)
 
     def _publish(self, tracer: Tracer, act: Publish) -> Traced | Carried | Lean | None:
         """A span that is the current one until it is left, so that the driver's own spans belong to it."""
@@ -153,13 +169,13 @@ class OpenTelemetryTracer:
             # A handler's, whose event nobody records: then nobody does what it publishes.
             if self._source.follows_its_parent and around.traceparent[-1] in NOT_SAMPLED:
                 return Carried(_traceparent(around.get_span_context()), None)
-        elif isinstance(around, LeanSpan) and self._source.start_lean is not None and len(act.envelopes) == 1:
-            lean = self._lean_publish(self._source.start_lean, around, act)
+        elif isinstance(around, LeanSpan) and self._source.lean is not None and len(act.envelopes) == 1:
+            lean = self._lean_publish(self._source.lean, around, act)
             if lean is not None:
                 return lean
         return _publish_at_length(tracer, act)
 
-    def _lean_publish(self, start: StartsLean, around: LeanSpan, act: Publish) -> Lean | None:
+    def _lean_publish(self, tracer: LeanSpans, around: LeanSpan, act: Publish) -> Lean | None:
         """In a handler that has such a span."""
         (envelope,) = act.envelopes
         key = (envelope.event_type, act.generation)
@@ -168,33 +184,11 @@ class OpenTelemetryTracer:
             if len(self._known_publishes) >= _MAX_KNOWN:
                 self._known_publishes.clear()
             shape = self._known_publishes.setdefault(key, Shape.of_publishes(*key))
-        own = remote_span(envelope.trace_context)
-        origin = Origin(around.traceparent, is_local=True, link=None if own is None else envelope.trace_context)
-        span = start(shape, origin, envelope.event_id, None)
+        link = None if remote_span(envelope.trace_context) is None else envelope.trace_context
+        span = tracer.start_lean(shape, (around.traceparent, True, link), envelope.event_id, None)
         if span is None:
             return None
         return Lean(span.traceparent, None, span, partial(detach, attach(trace.set_span_in_context(span))))
-
-    def _handle(self, tracer: Tracer, act: Handle, traceparent: str | None) -> Traced | Carried | Lean | None:
-        delivery = act.delivery
-        shape = self._known.get((delivery.event_type, delivery.target, act.handler_name, delivery.generation))
-        if shape is None:
-            shape = self._shape_of(delivery, act.handler_name)
-        is_child = traceparent is not None and delivery.is_first
-        if self._source.start_lean is not None:
-            # As `Origin(...)`, without the call in between; and so below.
-            origin: Origin = tuple.__new__(Origin, (traceparent if is_child else None, False, traceparent))  # pyright: ignore[reportUnknownMemberType]
-            lean = self._source.start_lean(shape, origin, delivery.event_id, delivery.attempts)
-            if lean is not None:
-                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
-        own = remote_span(traceparent)
-        parent = NOTHING if own is None or not is_child else with_span(trace.NonRecordingSpan(own))
-        links = None if own is None else (Link(own),)
-        attributes = shape.attributes_of(delivery.event_id, delivery.attempts)
-        span = tracer.start_span(shape.name, parent, SpanKind.CONSUMER, attributes, links)
-        if not span.get_span_context().is_valid:  # a provider that is switched off
-            return None if traceparent is None else carried(traceparent)
-        return _Span(span, copy_within(span))
 
     def _shape_of(self, delivery: Delivery, handler_name: str) -> Shape:
         """One that is not known yet."""
@@ -202,6 +196,18 @@ class OpenTelemetryTracer:
             self._known.clear()
         key = (delivery.event_type, delivery.target, handler_name, delivery.generation)
         return self._known.setdefault(key, Shape.of(delivery, handler_name))
+
+
+def _handle_at_length(tracer: Tracer, shape: Shape, delivery: Delivery, parent: str | None) -> Traced | Carried | None:
+    """With a span of whatever provider there is."""
+    own = remote_span(delivery.trace_context)
+    around = NOTHING if own is None or parent is None else with_span(trace.NonRecordingSpan(own))
+    links = None if own is None else (Link(own),)
+    attributes = shape.attributes_of(delivery.event_id, delivery.attempts)
+    span = tracer.start_span(shape.name, around, SpanKind.CONSUMER, attributes, links)
+    if not span.get_span_context().is_valid:  # a provider that is switched off
+        return None if own is None or delivery.trace_context is None else carried(delivery.trace_context)
+    return _Span(span, copy_within(span))
 
 
 def _publish_at_length(tracer: Tracer, act: Publish) -> Traced | None:

@@ -21,6 +21,7 @@ from spectral.core.events.infrastructure.observability.tools import Carried, Lea
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
     Claimed,
+    Failure,
     Finished,
     Handle,
     HandlerRan,
@@ -32,9 +33,10 @@ from spectral.core.events.probe import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextvars import Context
 
     from spectral.core.events.infrastructure.observability.tools import Closing, Counting, Tool, Traced, Tracer
-    from spectral.core.events.probe import Act, Activity, Failure, Note
+    from spectral.core.events.probe import Act, Activity, Note
 
 
 _ASK_EVERY: Final = 1.0
@@ -117,24 +119,17 @@ class Watch:
         before anything else is. Where a handler has just been waited for, or a commit, nothing of all this is in the
         processor's caches, and takes several times as long as it does for many at once.
         """
-        if isinstance(note, HandlerRan):
-            well, is_slim = note.failure is None, len(note.act.delivery.payload) <= MUCH
-        elif isinstance(note, Finished):
-            well, is_slim = type(note.outcome) is Handled, len(note.delivery.payload) <= MUCH
-        elif isinstance(note, Published):
-            # A log that publishes what it is told would be told of that, and so on for ever.
-            well, is_slim = note.failure is None and not is_in_outlet(), False
-            if well and span is None and not any(self._who_cares(Published)):
+        kind = type(note)
+        if kind in _OFTEN and _went_well(note):
+            if kind is Published and span is None and not any(self._who_cares(Published)):
                 return  # most programs that publish have nobody who watches, and want no thread for it
-        else:
-            well, is_slim = isinstance(note, SettlementWritten | Claimed), True
-        if well:
-            self._wait(note, span, is_slim=is_slim)
+            self._wait(note, span)
             return
         if self._many:
             self.catch_up()
-        caring = self._who_cares(type(note))
-        self._tell(note, time.time(), _Caring(caring.quick, ()) if is_in_outlet() else caring)  # as above
+        caring = self._who_cares(kind)
+        # A log that publishes what it is told would be told of that, and so on for ever.
+        self._tell(note, time.time(), _Caring(caring.quick, ()) if is_in_outlet() else caring)
 
     def tell_many(self, notes: Sequence[Finished]) -> None:
         """See `Probe`. They are many already, so nothing is waited for; a few are told as if they came one by one."""
@@ -150,10 +145,10 @@ class Watch:
             for note in notes:
                 self._tell(note, at, others)
 
-    def _wait(self, note: Note, span: Closing | None, *, is_slim: bool) -> None:
+    def _wait(self, note: Note, span: Closing | None) -> None:
         """Have it told with others, soon or when there is enough of them."""
         try:
-            kept = note if is_slim else slim(note)
+            kept = slim(note)
         except _RAISED:  # as below
             for reader in self._slow:
                 self._raised[reader.outlet.name] += 1
@@ -175,29 +170,33 @@ class Watch:
         """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
         many = self._many
         self._is_seen_to = False
-        known: dict[type[Note], _Caring] = {}
+        known: dict[type[Note], _Caring | None] = {}
         ran: list[HandlerRan] = []
+        spans: list[Closing] = []
         of_heaps = _NOBODY
         try:
             while True:
                 note, at, span = many.popleft()
                 if span is not None:
-                    self._send(span)
-                caring = known.get(type(note))
-                if caring is None:
-                    caring = self._who_cares(type(note))
-                    if type(note) is HandlerRan:
+                    spans.append(span)
+                kind = type(note)
+                if kind not in known:
+                    caring = self._who_cares(kind)
+                    if kind is HandlerRan:
                         of_heaps, caring = caring, _without_heaps(caring)
-                    known[type(note)] = caring
+                    known[kind] = caring if any(caring) else None
                 if type(note) is HandlerRan:
                     ran.append(note)
-                if any(caring):
-                    self._tell(note, at, caring)
+                told = known[kind]
+                if told is not None:
+                    self._tell(note, at, told)
         except IndexError:
             pass  # that was all, or another thread is at it
         finally:
             if ran:
                 self._tell_heap(ran, time.time(), of_heaps)
+            if spans:
+                self._send(spans)
 
     def _tell_heap(self, notes: Sequence[Finished | HandlerRan], at: float, caring: _Caring) -> _Caring:
         """Tell those who take many at once; answers the others, who have to be told of each."""
@@ -209,9 +208,10 @@ class Watch:
                     self._raised[name] += 1
         return _without_heaps(caring)
 
-    def _send(self, span: Closing) -> None:
+    def _send(self, spans: Sequence[Closing]) -> None:
         try:
-            span.send()
+            if self._tracer is not None:
+                self._tracer.send(spans)
         except _RAISED:  # counted, and none of the flow's business
             self._raised["traces"] += 1
 
@@ -282,10 +282,10 @@ class Watch:
         activity: Activity | None = None
         try:
             traced = self._tracer.start(act)
+            if isinstance(traced, Lean):  # nobody else has had a say in it, so it took no time
+                return _LeanActivity(self, act, began, traced)
             if isinstance(traced, Carried):
-                activity = TimedActivity(self.tell, act, traced.traceparent, traced.context)
-            elif isinstance(traced, Lean):
-                activity = _LeanActivity(self, act, traced)
+                activity = self._timed(act, traced.traceparent, traced.context)
             elif traced is not None:
                 activity = _TracedActivity(self, act, traced)
             elif type(act) is Handle and act.delivery.trace_context is None and not any(self._who_cares(HandlerRan)):
@@ -297,11 +297,13 @@ class Watch:
             self._started_within(seconds)
         return self._timed(act) if activity is None else activity
 
-    def _timed(self, act: Act) -> Activity:
+    def _timed(self, act: Act, traceparent: str | None = None, context: Context | None = None) -> Activity:
         """Without a span: by the clock, unless it is a handler and nobody counts those or looks closely."""
-        if type(act) is Handle and not any(self._who_cares(HandlerRan)):
-            return _UNWATCHED
-        return TimedActivity(self.tell, act)
+        if type(act) is not Handle:
+            return TimedActivity(self.tell, act, traceparent, context)
+        if any(self._who_cares(HandlerRan)):
+            return _HandlerActivity(self, act, traceparent, context)
+        return _UNWATCHED if traceparent is None and context is None else _Unwatched(traceparent, context)
 
     def _started_within(self, seconds: float) -> None:
         """Count what took too long, and have no more of it if that goes on."""
@@ -333,19 +335,37 @@ class Watch:
     def _outlets(self) -> list[Outlet]:
         return [*(reader.outlet for reader in self._slow), self._traces]
 
-    def end_lean(
-        self, span: Closing, failure: Failure | None, go_back: Callable[[], None] | None = None
-    ) -> Closing | None:
+    def end_lean(self, span: Closing, failure: Failure | None, seconds: float) -> Closing | None:
         """Have it ended by its outlet; or it is to be sent."""
         try:
-            if go_back is not None:
-                go_back()
-            if span.leave(failure):
+            if span.leave(failure, seconds):
                 return span
             self._traces.put(partial(span.finish, failure))
         except _RAISED:  # as above
             self._raised["traces"] += 1
         return None
+
+    def go_back(self, there: Callable[[], None]) -> None:
+        """To what was current before a span that has ended."""
+        try:
+            there()
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
+
+    def ran_well(self, act: Handle, seconds: float, traceparent: str | None, span: Closing | None) -> None:
+        """A handler has; tell it as `tell` would, without what that has to find out."""
+        # As `HandlerRan(...)`, without the call in between.
+        note: HandlerRan = tuple.__new__(HandlerRan, (act, seconds, None, traceparent))  # pyright: ignore[reportUnknownMemberType]
+        if len(act.delivery.payload) > MUCH:
+            self._wait(note, span)
+            return
+        self._many.append((note, time.time(), span))
+        # As in `_wait`.
+        if not self._is_seen_to:
+            self._is_seen_to = True
+            self._catching_up.put(self.catch_up)
+        elif len(self._many) >= _MANY:
+            self.catch_up()
 
     def end_span(self, traced: Traced, failure: Failure | None) -> None:
         """Have the span ended by its outlet."""
@@ -360,6 +380,18 @@ class Watch:
             self._raised["traces"] += 1
 
 
+_OFTEN: Final = frozenset({HandlerRan, Finished, Published, SettlementWritten, Claimed})
+"""What a busy worker tells all the time."""
+
+
+def _went_well(note: Note) -> bool:
+    if isinstance(note, Published):
+        return note.failure is None and not is_in_outlet()
+    if isinstance(note, HandlerRan):
+        return note.failure is None
+    return not isinstance(note, Finished) or type(note.outcome) is Handled
+
+
 def _without_heaps(caring: _Caring) -> _Caring:
     """Those who are told of one note at a time."""
     return _Caring(tuple([each for each in caring.quick if each.tell_many_at is None]), caring.slow)
@@ -372,9 +404,11 @@ def _only_counts(tool: Tool, _: type[Note]) -> bool:
 class _Unwatched:
     """Implements `Activity` for handlers whose end is told to nobody."""
 
-    __slots__ = ()
-    traceparent = None
-    context = None
+    __slots__ = ("context", "traceparent")
+
+    def __init__(self, traceparent: str | None = None, context: Context | None = None) -> None:
+        self.traceparent = traceparent
+        self.context = context
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
@@ -399,27 +433,55 @@ class _TracedActivity(TimedActivity):
         super().ended(failure)
 
 
-class _LeanActivity(TimedActivity):
+class _HandlerActivity:
+    """A handler whose end is told, without a span."""
+
+    __slots__ = ("_act", "_began", "_watch", "context", "traceparent")
+
+    def __init__(self, watch: Watch, act: Handle, traceparent: str | None, context: Context | None) -> None:
+        self._watch = watch
+        self._act = act
+        self._began = time.monotonic()
+        self.traceparent = traceparent
+        self.context = context
+
+    def end(self, error: BaseException | None = None) -> None:
+        """See `Activity`."""
+        seconds = time.monotonic() - self._began
+        if error is None:
+            self._watch.ran_well(self._act, seconds, self.traceparent, None)
+            return
+        failure = Failure.of(error, self._act.delivery.payload)
+        self._watch.tell(HandlerRan(self._act, seconds, failure, self.traceparent))
+
+
+class _LeanActivity:
     """An act with a span that is easily ended."""
 
-    __slots__ = ("_go_back", "_span", "_watch")
+    __slots__ = ("_act", "_began", "_go_back", "_span", "_watch", "context", "traceparent")
 
-    def __init__(self, watch: Watch, act: Act, lean: Lean) -> None:
-        # As the base does, without a call that can be spared.
-        self._act = act
-        self._tell = watch.tell
-        self._began = time.perf_counter()
-        self.traceparent, self.context, self._span, self._go_back = lean
+    def __init__(self, watch: Watch, act: Act, began: float, lean: Lean) -> None:
         self._watch = watch
+        self._act = act
+        self._began = began
+        self.traceparent, self.context, self._span, self._go_back = lean
 
-    def ended(self, failure: Failure | None) -> None:
-        """End the span too."""
-        act, seconds = self._act, time.perf_counter() - self._began
-        span = self._watch.end_lean(self._span, failure, self._go_back)
+    def end(self, error: BaseException | None = None) -> None:
+        """See `Activity`."""
+        watch, act, seconds = self._watch, self._act, time.monotonic() - self._began
+        if self._go_back is not None:
+            watch.go_back(self._go_back)
         if isinstance(act, Handle):
-            self._watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
+            failure = None if error is None else Failure.of(error, act.delivery.payload)
+            span = watch.end_lean(self._span, failure, seconds)
+            if failure is None:
+                watch.ran_well(act, seconds, self.traceparent, span)
+            else:
+                watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
         else:
-            self._watch.tell(Published(act, seconds, failure, self.traceparent), span)
+            failure = None if error is None else Failure.of(error)
+            span = watch.end_lean(self._span, failure, seconds)
+            watch.tell(Published(act, seconds, failure, self.traceparent), span)
 
 
 _watches: Final[WeakSet[Watch]] = WeakSet()
