@@ -2,12 +2,11 @@
 
 python -m benchmarks.observability [--rounds N] [--events N] [--only WORKLOAD,...]
 
-Every line drains the same rows in a process of its own, which is always `spectral worker`; for *none* its watch is
-replaced by one that takes no notes. The rounds are interleaved, and each begins with another line. The first thousand
-events warm it up. From then on, time is taken to the last settlement, and processor time until everything is written
-and sent, whatever thread does that; what the interpreter takes to dismantle itself is left out. Of the rows' traces one
-in ten is sampled, as by a publisher that samples so many: a sampler that follows its parent records those, one that is
-always on records all.
+Every line is a `spectral worker` that drains the same rows, in a process of its own. It is watched for a moment, then
+not at all for as long, and so on: a shared machine may be twice as fast a few seconds later, but both have the same of
+it. What the watch has to write and send by the end of its turn is part of the turn, in whatever thread it is done. The
+first turns warm it up. Of the rows' traces one in ten is sampled, as by a publisher that samples so many: one sampler
+follows its parent and records those, another is always on and records all.
 """
 
 from __future__ import annotations
@@ -16,24 +15,22 @@ import argparse
 import json
 import os
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import psycopg
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import observability_stage as stage
-from benchmarks.observability_lines import LINES, NONE, Line, Watched
+from benchmarks.observability_lines import LINES, Line
 from spectral.core.embedded import EmbeddedPostgres
 from spectral.core.events import EventEnvelope, PublishSettings
 from spectral.core.events.bootstrap import publisher_for, publishing
@@ -47,15 +44,16 @@ RESULT: Final = Path(".cache") / "bench-observability.json"
 BOUND: Final = 0.15
 """What logs, traces and metrics together may take of a busy worker's throughput."""
 
-_PROGRAM: Final = "from spectral_ops.cli import main; main()"
 _MODULE: Final = "benchmarks.observability_stage"
 _SAMPLED_OF: Final = 10
-_PATIENCE: Final = 120.0
+_WARM_UP: Final = 4
+"""So many turns come before anything is measured: what is loaded, connected or learned once is no part of it."""
+
+_PATIENCE: Final = 300.0
 _ENDING: Final = 20.0
 _SETUP: Final = b"create table bench_effects (number bigint primary key, seen integer not null)"
 _CLEAR: Final = b"truncate core.outbox, core.event_handled, bench_effects"
 _LEFT: Final = "select count(*) from core.outbox where status <> 'delivered' and target = 'platform'"
-_LAST: Final = "select extract(epoch from max(delivered_at))::float8 from core.outbox where target = 'platform'"
 
 
 @contextmanager
@@ -70,11 +68,12 @@ def _collecting() -> Iterator[int]:
             process.kill()
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """What one drain came to: events per second, and processor seconds for 1,000 of them."""
+class Turn(NamedTuple):
+    """A moment of a drain."""
 
-    rate: float
+    is_watched: bool
+    events: int
+    seconds: float
     cpu: float
 
 
@@ -87,33 +86,26 @@ class Bench:
     collector: int
     events: int
 
-    def run(self, workload: str, line: Line) -> Drained:
-        """Publish, drain, and see what it took."""
+    def run(self, workload: str, line: Line) -> list[Turn]:
+        """Publish, drain, and see what it took: as many turns with the watch as without, each beside the other."""
         self._publish(workload)
         with ExitStack() as meanwhile:
             directory = meanwhile.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
-            stamp = Path(directory) / "stamp"
-            watched = Watched() if line.open is None else line.open(self.collector, meanwhile)
-            command = [sys.executable, "-m", _MODULE, "quiet", workload]
-            if line.open is not None:
-                options = [] if watched.port is None else ["--health-port", str(watched.port)]
-                app = f"{_MODULE}:{workload}"
-                command = [sys.executable, "-c", _PROGRAM, "worker", "--drain", *options, app]
-            own = {"SPECTRAL_DATABASE_URL": self.dsn, "SPECTRAL_GENERATION": "1", stage.STAMP_VARIABLE: str(stamp)}
+            turns = Path(directory) / "turns"
+            watched = line.open(self.collector, meanwhile)
+            options = [] if watched.port is None else ["--health-port", str(watched.port)]
+            own = {"SPECTRAL_DATABASE_URL": self.dsn, "SPECTRAL_GENERATION": "1", stage.TURNS_VARIABLE: str(turns)}
             process = subprocess.Popen(  # noqa: S603  us
-                command,
+                [sys.executable, "-m", _MODULE, "worker", workload, *options],
                 env={**os.environ, **own, **watched.variables},  # noqa: TID251  the top of a program
                 stdout=subprocess.DEVNULL,
                 stderr=watched.log,
             )
-            used = self._wait(process, f"{workload}, {line.name}")
-            stamps = [tuple(map(float, line.split())) for line in stamp.read_text().splitlines()]
-        (began, used_before), *at_the_end = stamps
-        if at_the_end:  # else it had to leave at once, without dismantling anything
-            ((_, used),) = at_the_end
-        ((ended,),) = self.connection.execute(_LAST).fetchall()
-        measured = self.events - stage.WARM_UP
-        return Drained(measured / (ended - began), (used - used_before) * 1_000 / measured)
+            self._wait(process, f"{workload}, {line.name}")
+            every = [Turn(*json.loads(line)) for line in turns.read_text().splitlines()][_WARM_UP:]
+        if len(every) < 2:  # noqa: PLR2004  one of each
+            raise SystemExit(f"drained within a moment, more --events are wanted: {workload}, {line.name}")
+        return every[: len(every) // 2 * 2]
 
     def _publish(self, workload: str) -> None:
         self.connection.execute(_CLEAR)
@@ -132,22 +124,21 @@ class Bench:
         self.connection.execute("vacuum analyze")
         self.connection.execute("checkpoint")
 
-    def _wait(self, process: subprocess.Popen[bytes], what: str) -> float:
-        """Until everything is delivered and the process has ended; answers all its processor seconds."""
+    def _wait(self, process: subprocess.Popen[bytes], what: str) -> None:
+        """Until everything is delivered and the process has ended."""
         deadline = time.monotonic() + _PATIENCE
         while self.connection.execute(_LEFT).fetchall() != [(0,)]:
             if time.monotonic() > deadline:
                 process.kill()
                 raise SystemExit(f"not drained within {_PATIENCE:g} s: {what}")
-            time.sleep(0.05)
-        killing = threading.Timer(_ENDING, process.send_signal, [signal.SIGKILL])
-        killing.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        killing.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
+            time.sleep(0.2)
+        try:
+            process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         if process.returncode:
             sys.stderr.write(f"a worker ended with {process.returncode}: {what}\n")
-        return usage.ru_utime + usage.ru_stime
 
 
 def _trace(*, is_sampled: bool) -> str:
@@ -157,23 +148,37 @@ def _trace(*, is_sampled: bool) -> str:
 # what it came to
 
 
-def summary(drains: Sequence[Drained], none: Sequence[Drained]) -> dict[str, float]:
-    """Medians, spread, and the median of the rounds' ratios to none."""
-    rates = [drain.rate for drain in drains]
+def summary(turns: Sequence[Turn]) -> dict[str, float]:
+    """With the watch and without, over all turns; and how far pairs of turns differ."""
+    watched = [turn for turn in turns if turn.is_watched]
+    none = [turn for turn in turns if not turn.is_watched]
+    pairs = [_rate([one]) / _rate([other]) for one, other in zip(watched, none, strict=True) if other.events]
+    low, _, high = statistics.quantiles(pairs, n=4) if len(pairs) > 1 else pairs * 3
     return {
-        "rate": statistics.median(rates),
-        "low": min(rates),
-        "high": max(rates),
-        "ratio": statistics.median(each.rate / other.rate for each, other in zip(drains, none, strict=True)),
-        "cpu": statistics.median(drain.cpu for drain in drains),
-        "cpu_ratio": statistics.median(each.cpu / other.cpu for each, other in zip(drains, none, strict=True)),
+        "turns": len(turns),
+        "rate": _rate(watched),
+        "none": _rate(none),
+        "ratio": _rate(watched) / _rate(none),
+        "low": low,
+        "high": high,
+        "cpu": _cpu(watched),
+        "cpu_none": _cpu(none),
     }
+
+
+def _rate(turns: Sequence[Turn]) -> float:
+    return sum(turn.events for turn in turns) / sum(turn.seconds for turn in turns)
+
+
+def _cpu(turns: Sequence[Turn]) -> float:
+    """Microseconds of the processor for an event."""
+    return sum(turn.cpu for turn in turns) * 1_000_000 / sum(turn.events for turn in turns)
 
 
 def show(workload: str, found: dict[str, dict[str, float]], console: Console) -> None:
     """One table."""
     table = Table(title=stage.WORKLOADS[workload][1], title_justify="left")
-    for heading in ("watched by", "events/s", "lowest to highest", "to none", "CPU s / 1,000", "to none"):
+    for heading in ("watched by", "events/s", "none", "to none", "half of the pairs", "CPU us / event", "none"):
         table.add_column(heading, justify="left" if heading == "watched by" else "right")
     judged = {line.name for line in LINES if line.is_judged}
     for name, each in found.items():
@@ -181,10 +186,11 @@ def show(workload: str, found: dict[str, dict[str, float]], console: Console) ->
         table.add_row(
             name,
             f"{each['rate']:,.0f}",
-            f"{each['low']:,.0f} to {each['high']:,.0f}",
+            f"{each['none']:,.0f}",
             f"{each['ratio']:.2f}{verdict}",
-            f"{each['cpu']:.3f}",
-            f"{each['cpu_ratio']:.2f}",
+            f"{each['low']:.2f} to {each['high']:.2f}",
+            f"{each['cpu']:.1f}",
+            f"{each['cpu_none']:.1f}",
         )
     console.print(table)
 
@@ -192,7 +198,7 @@ def show(workload: str, found: dict[str, dict[str, float]], console: Console) ->
 def main() -> None:
     """Measure, show, write down."""
     options = _options()
-    drains: dict[str, dict[str, list[Drained]]] = {
+    drains: dict[str, dict[str, list[Turn]]] = {
         workload: {line.name: [] for line in LINES} for workload in options.only or stage.WORKLOADS
     }
     with ExitStack() as meanwhile:
@@ -202,17 +208,14 @@ def main() -> None:
         up(dsn)
         connection = meanwhile.enter_context(psycopg.connect(dsn, autocommit=True))
         connection.execute(_SETUP)
-        bench = Bench(dsn, connection, collector, options.events)
         for number in range(options.rounds):
             for workload, found in drains.items():
+                bench = Bench(dsn, connection, collector, options.events or stage.WORKLOADS[workload][2])
                 first = number % len(LINES)
                 for line in LINES[first:] + LINES[:first]:
-                    found[line.name].append(bench.run(workload, line))
+                    found[line.name] += bench.run(workload, line)
             sys.stderr.write(f"round {number + 1} of {options.rounds}\n")
-    results = {
-        workload: {name: summary(each, found[NONE]) for name, each in found.items()}
-        for workload, found in drains.items()
-    }
+    results = {workload: {name: summary(each) for name, each in found.items()} for workload, found in drains.items()}
     RESULT.parent.mkdir(exist_ok=True)
     document = {"rounds": options.rounds, "events": options.events, "bound": BOUND, "workloads": results}
     RESULT.write_text(json.dumps(document, indent=2) + "\n")
@@ -230,8 +233,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--events",
         type=int,
-        default=40_000,
-        help=f"how many each drain has to deliver, {stage.WARM_UP:,} of them to warm up",
+        help="how many each drain has to deliver, instead of as many as take ten to twenty seconds",
     )
     parser.add_argument("--only", type=names, metavar="WORKLOAD,...", help=", ".join(stage.WORKLOADS))
     return parser.parse_args()

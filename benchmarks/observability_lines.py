@@ -1,4 +1,4 @@
-"""The ways in which `benchmarks.observability` has a worker watched, from not at all to by tools that hang."""
+"""The ways in which `benchmarks.observability` has a worker watched, from a log to everything, and tools that hang."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+from benchmarks.observability_stage import HANGS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ class Line:
     """One way to be watched; `open` sets up what it needs, given the collector's port."""
 
     name: str
-    open: Callable[[int, ExitStack], Watched] | None
+    open: Callable[[int, ExitStack], Watched]
     is_judged: bool = False
 
 
@@ -63,6 +65,7 @@ def _hanging(_: int, meanwhile: ExitStack) -> Watched:
     os.write(writing, bytes(_PAGE))
     variables = {
         **_ALL,
+        HANGS_VARIABLE: "yes",
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{mute}",
         "SENTRY_DSN": f"http://k@127.0.0.1:{mute}/1",
     }
@@ -75,9 +78,7 @@ _TENTH: Final = {
     "OTEL_METRICS_EXPORTER": "none",
 }
 _ALL: Final = {"OTEL_TRACES_SAMPLER": "always_on"}
-NONE: Final = "none"
 LINES: Final = (
-    Line(NONE, None),
     Line("logs", _logs),
     Line("logs, metrics", _metrics),
     Line("logs, metrics, traces of 10 %", _traces(_TENTH), is_judged=True),

@@ -1,31 +1,45 @@
-"""What `benchmarks.observability` runs as processes: handlers, a worker that nobody watches, and a collector.
+"""What `benchmarks.observability` runs as processes: a worker that is watched by turns, and a collector.
 
-python -m benchmarks.observability_stage quiet WORKLOAD    `spectral worker --drain`, but it tells nobody anything
-python -m benchmarks.observability_stage collector         takes whatever comes by HTTP, says its port first
+python -m benchmarks.observability_stage worker WORKLOAD [OPTION...]   `spectral worker --drain`, watched by turns
+python -m benchmarks.observability_stage collector                     takes whatever comes by HTTP, says its port first
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
+import json
 import os
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
+from opentelemetry import trace
 from pydantic import BaseModel
 
 from spectral.core.events import Consumer, EventEnvelope, Transaction
-from spectral.core.events.probe import NoteTaker
+from spectral.core.events.infrastructure.observability.standard import standard_watch
+from spectral.core.events.probe import Finished, NoteTaker
 from spectral_ops.cli import main
 from spectral_workers import process
 
-STAMP_VARIABLE: Final = "BENCH_STAMP"
-WARM_UP: Final = 1_000
-"""So many events come before anything is measured: what is loaded, connected or learned once is no part of it."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spectral.core.events.infrastructure.observability.watch import Watch
+    from spectral.core.events.probe import Act, Activity, Note
+
+TURNS_VARIABLE: Final = "BENCH_TURNS"
+"""Where to write how the turns went."""
+
+HANGS_VARIABLE: Final = "BENCH_HANGS"
+"""Set where the tools hang: then there is nothing to be waited for at the end of a turn."""
+
+TURN: Final = 0.5
+"""Seconds for which a worker is watched, or is not. A shared machine may be twice as fast a few seconds later, and is
+nearly as fast as it was half a second ago."""
 
 NAP: Final = 0.01
 ELSEWHERE: Final = "worlds"
@@ -36,12 +50,12 @@ upsert: Final = Consumer("platform")
 order: Final = Consumer("platform")
 noop: Final = Consumer("platform")
 WORKLOADS: Final = {
-    "wait": (wait, "plain handler that awaits 10 ms"),
-    "order": (order, "transactional handler that reads, writes and publishes what follows"),
-    "upsert": (upsert, "transactional handler with one upsert"),
-    "noop": (noop, "plain handler that does nothing"),
+    "wait": (wait, "plain handler that awaits 10 ms", 60_000),
+    "order": (order, "transactional handler that reads, writes and publishes what follows", 15_000),
+    "upsert": (upsert, "transactional handler with one upsert", 100_000),
+    "noop": (noop, "plain handler that does nothing", 200_000),
 }
-_calls = 0
+"""Who handles it, what that is, and how many events are drained unless told otherwise."""
 
 
 class Numbered(BaseModel):
@@ -55,34 +69,15 @@ def event_type(workload: str) -> str:
     return f"worlds.{workload}.sent"
 
 
-def begin() -> None:
-    """Leave a stamp when warm, and one at the end: the time, and the processor time of the process so far."""
-    global _calls  # noqa: PLW0603  one process, one drain
-    _calls += 1
-    if _calls == WARM_UP:
-        _stamp()
-        # When everything is written and sent, but before the interpreter dismantles itself: that takes longer the more
-        # is loaded, a tenth of a second for `spectral worker`, and has nothing to do with events.
-        atexit.register(_stamp)
-
-
-def _stamp() -> None:
-    path = Path(os.environ[STAMP_VARIABLE])  # noqa: TID251  a program's own variable
-    with path.open("a") as stamps:
-        stamps.write(f"{time.time()} {time.process_time()}\n")
-
-
 @wait.on(event_type("wait"))
 async def wait_a_little(event: Numbered) -> None:  # noqa: ARG001  parsed, as everywhere
     """Await 10 ms."""
-    begin()
     await asyncio.sleep(NAP)
 
 
 @upsert.on(event_type("upsert"))
 async def write(event: Numbered, tx: Transaction) -> None:
     """One upsert, in the transaction that settles the event."""
-    begin()
     await tx.execute(
         "insert into bench_effects values (%s, 1) on conflict (number) do update set seen = bench_effects.seen + 1",
         (event.number,),
@@ -92,7 +87,6 @@ async def write(event: Numbered, tx: Transaction) -> None:
 @order.on(event_type("order"))
 async def take(event: Numbered, tx: Transaction) -> None:
     """What most handlers do: look something up, write it down, tell the next."""
-    begin()
     cursor = await tx.execute("select seen from bench_effects where number = %s for update", (event.number,))
     seen = await cursor.fetchone()
     await tx.execute(
@@ -107,23 +101,84 @@ async def take(event: Numbered, tx: Transaction) -> None:
 
 
 @noop.on(event_type("noop"))
-async def do_nothing(event: Numbered) -> None:  # noqa: ARG001  as above
+async def do_nothing(event: Numbered) -> None:
     """Nothing."""
-    begin()
 
 
-class _Nobody(NoteTaker):
-    """In place of the watch: takes no notes."""
+class ByTurns:
+    """A probe that tells the watch, then for as long nobody, and so on; writes down how many events each turn had.
+
+    At the end of its turn the watch writes and sends all it was told, and that is part of its turn.
+    """
+
+    def __init__(self, watch: Watch, turns: Path, *, waits: bool) -> None:
+        self._watch = watch
+        self._nobody = NoteTaker()
+        self._turns = turns
+        self._waits = waits
+        self._told: Watch | NoteTaker = watch
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._finished = 0
+        self._began, self._used = time.monotonic(), time.process_time()
+
+    def _end_turn(self) -> None:
+        is_watched = self._told is self._watch
+        if is_watched and self._waits:
+            self._watch.flush(10.0)
+            flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+            if flush is not None:
+                flush()
+        used, seconds = time.process_time() - self._used, time.monotonic() - self._began
+        with self._turns.open("a") as turns:
+            turns.write(f"{json.dumps([is_watched, self._finished, seconds, used])}\n")
+        self._told = self._nobody if is_watched else self._watch
+        self._begin_turn()
+
+    def _count(self, events: int) -> None:
+        self._finished += events
+        if time.monotonic() - self._began >= TURN:
+            self._end_turn()
+
+    def begin(self, act: Act) -> Activity:
+        """See `Probe`."""
+        return self._told.begin(act)
+
+    def tell(self, note: Note) -> None:
+        """See `Probe`."""
+        self._told.tell(note)
+        if isinstance(note, Finished):
+            self._count(1)
+
+    def tell_many(self, notes: Sequence[Finished]) -> None:
+        """See `Probe`."""
+        if self._told is self._watch:
+            self._watch.tell_many(notes)
+        else:
+            for note in notes:
+                self._told.tell(note)
+        self._count(len(notes))
+
+    def catch_up(self) -> None:
+        """See `Watch`."""
+        self._watch.catch_up()
+
+    def flush(self, within: float) -> bool:
+        """See `Watch`."""
+        return self._watch.flush(within)
 
     def troubles(self) -> dict[str, tuple[int, int]]:
-        """None."""
-        return {}
+        """See `Watch`."""
+        return self._watch.troubles()
 
 
-def work_quietly(workload: str) -> None:
-    """The worker as it is, with a probe that takes no notes."""
-    sys.argv[1:] = ["worker", "--drain", f"benchmarks.observability_stage:{workload}"]
-    with patch.object(process, "standard_watch", lambda *_: _Nobody()):
+def work(workload: str, options: Sequence[str]) -> None:
+    """The worker as it is, watched by turns."""
+    environ = os.environ  # noqa: TID251  a program's own variables
+    turns, waits = Path(environ[TURNS_VARIABLE]), HANGS_VARIABLE not in environ
+    sys.argv[1:] = ["worker", "--drain", *options, f"benchmarks.observability_stage:{workload}"]
+    with patch.object(process, "standard_watch", lambda *who: ByTurns(standard_watch(*who), turns, waits=waits)):
         main()
 
 
@@ -153,4 +208,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "collector":
         collect()
     else:
-        work_quietly(sys.argv[2])
+        work(sys.argv[2], sys.argv[3:])
