@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, StatusCode
 
 from spectral.core.events import EventEnvelope
+from spectral.core.events.infrastructure.observability.origins import RemoteSpan, copy_within
 from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
 from spectral.core.events.probe import Publish
 from spectral.core.events.settings import Identity
@@ -131,6 +132,16 @@ def test_nobody_records_what_is_published_in_a_trace_that_nobody_records(lightly
     lightly.run(act(UNSAMPLED), do)
     assert lightly.spans() == []
     assert do.traceparent == UNSAMPLED, "which the row carries on"
+
+
+@pytest.mark.parametrize(
+    ("came", "goes"), [(f"cc{UNSAMPLED[2:]}", UNSAMPLED), (f"00-{'0' * 32}{UNSAMPLED[35:]}", None)]
+)
+def test_a_trace_is_handed_on_in_our_own_version_if_it_is_one(lightly: Lightly, came: str, goes: str | None) -> None:
+    seen: list[str | None] = []
+    context = copy_within(RemoteSpan(came))
+    context.run(lambda: seen.append(lightly.watch.begin(Publish([event()], 3)).traceparent))
+    assert seen == [goes]
 
 
 def test_a_sampler_that_records_everything_records_that_too(monkeypatch: pytest.MonkeyPatch) -> None:

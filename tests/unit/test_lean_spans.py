@@ -24,7 +24,7 @@ from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Handle
 from spectral.core.events.settings import Identity
 from spectral_workers.lean_spans import KeptSpan, LeanProvider
-from spectral_workers.otlp_spans import encode_spans
+from spectral_workers.otlp_spans import encode_spans, write_spans
 from tests.unit.log_notes import delivery
 
 PUBLISHED = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
@@ -52,15 +52,17 @@ class Lightly:
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        self.provider = LeanProvider(RESOURCE, [BatchSpanProcessor(self._exporter)])
+        self.provider = LeanProvider(RESOURCE, [BatchSpanProcessor(self._exporter)], list)  # as they are
         self.watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", self.provider))
 
     def run(self, handle: Handle, do: Callable[[Span], object] = lambda _: None) -> None:
         activity = self.watch.begin(handle)
         assert activity.context is not None
         span = activity.context.run(trace.get_current_span)
-        assert activity.traceparent is not None
-        assert int(activity.traceparent[36:52], 16) == span.get_span_context().span_id
+        own = span.get_span_context()
+        if activity.traceparent is not None:  # else it is in the trace that its event came with
+            assert int(activity.traceparent[36:52], 16) == own.span_id
+        assert f"{own.trace_id:032x}" == (activity.traceparent or handle.delivery.trace_context or "")[3:35]
         try:
             activity.context.run(do, span)
         except Exception as error:  # noqa: BLE001  as a worker does
@@ -107,7 +109,12 @@ def wire(request: Any) -> tuple[Any, ...]:  # noqa: ANN401  a message
 
 
 def sent(span: Any) -> tuple[Any, ...]:  # noqa: ANN401  as above
-    return wire(ExportTraceServiceRequest.FromString(encode_spans([span]).SerializePartialToString()))
+    return wire(ExportTraceServiceRequest.FromString(encode_spans(written([span])).SerializePartialToString()))
+
+
+def written(spans: list[Any]) -> list[Any]:
+    """As an exporter is given them."""
+    return [each for span in spans for each in (write_spans([span]) if isinstance(span, KeptSpan) else [span])]
 
 
 # on the wire
@@ -138,7 +145,7 @@ def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     lightly.run(act(), lambda span: span.set_attribute("mine", 1))
     lightly.run(act())
     spans = lightly.spans()
-    request = ExportTraceServiceRequest.FromString(encode_spans(spans).SerializePartialToString())
+    request = ExportTraceServiceRequest.FromString(encode_spans(written(spans)).SerializePartialToString())
     (around,) = request.resource_spans
     assert sum(len(scope.spans) for scope in around.scope_spans) == 3
 
@@ -146,7 +153,7 @@ def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
 def test_of_a_heap_for_which_there_is_no_room_the_sdk_drops_and_tells(caplog: pytest.LogCaptureFixture) -> None:
     exporter = InMemorySpanExporter()
     processor = BatchSpanProcessor(exporter, max_queue_size=5, max_export_batch_size=5, schedule_delay_millis=600_000)
-    provider = LeanProvider(RESOURCE, [processor])
+    provider = LeanProvider(RESOURCE, [processor], list)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     with processor._batch_processor._export_lock:  # nobody can be exported meanwhile
         for _ in range(8):
@@ -167,7 +174,7 @@ def test_a_heap_wakes_who_exports() -> None:
 
     exporter = Tells()
     processor = BatchSpanProcessor(exporter, max_export_batch_size=4, schedule_delay_millis=600_000)
-    provider = LeanProvider(RESOURCE, [processor])
+    provider = LeanProvider(RESOURCE, [processor], list)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(4):
         watch.begin(act()).end()
@@ -184,7 +191,7 @@ def test_a_batch_processor_that_is_not_known_is_told_of_each() -> None:
             ended.append(span)
 
     own: Any = Own()
-    provider = LeanProvider(RESOURCE, [own])
+    provider = LeanProvider(RESOURCE, [own], list)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(3):
         watch.begin(act()).end()

@@ -69,13 +69,13 @@ def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
     notes = [
         finished(Handled(), attempts=number, **fields)
         for number in (1, 2)
-        for fields in ({}, {"workspace_id": uuid4()})
+        for fields in ({}, {"workspace_id": uuid4()}, {"trace_context": TRACE})
     ]
     lines: list[str] = []
     made = PlainLines(who, "50 %", lines.extend)
     made.tell_many_at(notes, AT)
     assert lines == [line for note in notes for line in made.of_handled([note], AT)]
-    assert [json.loads(line)["attempts"] for line in lines] == [1, 1, 2, 2]
+    assert [json.loads(line)["attempts"] for line in lines] == [1, 1, 1, 2, 2, 2]
     assert {(line["service"], line["environment"], line["worker"]) for line in map(json.loads, lines)} == {
         ("100 %s", "%d", "50 %")
     }

@@ -107,6 +107,27 @@ def test_spans_that_our_encoder_does_not_write_are_the_sdk_s_own() -> None:
     assert Done("configure()" + LOOK, {"OTEL_TRACES_EXPORTER": "console"}).found["traces"] == "sdk"
 
 
+@pytest.mark.parametrize(
+    ("variables", "queued", "sent"),
+    [
+        ({}, 16_384, 2_048),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "1000"}, 1_000, 512),
+        ({"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "100"}, 2_048, 100),
+    ],
+)
+def test_as_many_spans_wait_and_are_sent_at_once_as_the_environment_says(
+    variables: dict[str, str], queued: int, sent: int
+) -> None:
+    script = """
+    configure()
+    from opentelemetry import trace
+    (processor,) = trace.get_tracer_provider()._active_span_processor._span_processors
+    batches = processor._batch_processor
+    answer(queued=batches._max_queue_size, sent=batches._max_export_batch_size)
+    """
+    assert Done(script, {"OTEL_TRACES_EXPORTER": "otlp", **variables}).found == {"queued": queued, "sent": sent}
+
+
 def test_the_resource_says_who_speaks() -> None:
     script = """
     configure()

@@ -15,22 +15,22 @@ import time
 from collections import deque
 from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
 
 from opentelemetry import trace
 from opentelemetry.sdk.trace import SpanProcessor, Tracer, TracerProvider, _Span
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags
 
-from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, end_span
+from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, end_span
 from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
 from spectral.core.events.infrastructure.observability.traces import SCOPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from uuid import UUID
 
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Status, StatusCode
     from opentelemetry.util.types import AnyValue, Attributes
 
-    from spectral.core.events.infrastructure.observability.lean import Origin, Shape
+    from spectral.core.events.infrastructure.observability.lean import Origin
     from spectral.core.events.probe import Failure
+
+    Writes: TypeAlias = Callable[[Sequence["KeptSpan"]], Sequence[object]]
 
 _NANOSECONDS: Final = 1_000_000_000
 _MOST_ATTRIBUTES: Final = 16
@@ -52,13 +54,21 @@ _RANDOM_TOO: Final = frozenset("2367abef") if _RANDOM else frozenset[str]()
 _AS_ONE: Final = {True: f"{TraceFlags.SAMPLED | _RANDOM:02x}", False: f"{TraceFlags.SAMPLED:02x}"}
 
 
-class LeanProvider(TracerProvider):
-    """A provider of the SDK, whose tracer of this library's spans can begin lean ones."""
+_ANY_SHAPE: Final = Shape("any", SpanKind.INTERNAL, {})
 
-    def __init__(self, resource: Resource, processors: Sequence[BatchSpanProcessor]) -> None:
+
+class LeanProvider(TracerProvider):
+    """A provider of the SDK, whose tracer of this library's spans can begin lean ones.
+
+    write: what makes of lean spans what the exporters are given; it is called where spans are sent, not where they are
+    exported. That is another thread, mostly on another processor, which should find as little as can be to take over.
+    """
+
+    def __init__(self, resource: Resource, processors: Sequence[BatchSpanProcessor], write: Writes) -> None:
         super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
         for processor in processors:
             self.add_span_processor(processor)
+        self._write = write
         self._emits = tuple(map(_emit_of, processors))
         self._processors = _processors_of(self._active_span_processor)
 
@@ -73,13 +83,13 @@ class LeanProvider(TracerProvider):
         tracer = super().get_tracer(instrumenting_module_name, instrumenting_library_version, schema_url, attributes)
         if instrumenting_module_name != SCOPE or not isinstance(tracer, Tracer) or self._processors is None:
             return tracer
-        return LeanTracer(tracer, self._processors, self._emits)
+        return LeanTracer(tracer, self._processors, partial(_send, self._write, self._emits))
 
 
 class LeanTracer(trace.Tracer):
     """A tracer of the SDK that can begin lean spans too."""
 
-    def __init__(self, tracer: Tracer, processors: object, emits: Sequence[Callable[[Sequence[Any]], None]]) -> None:
+    def __init__(self, tracer: Tracer, processors: object, send: Callable[[Sequence[Any]], None]) -> None:
         self._tracer = tracer
         self.sampler = tracer.sampler
         self._everything, self._children, self._local_children, self._roots = _known_decisions(tracer.sampler)
@@ -90,7 +100,8 @@ class LeanTracer(trace.Tracer):
         is_random = type(tracer.id_generator) is RandomIdGenerator
         self._next_span_id = partial(getrandbits, 64) if is_random else tracer.id_generator.generate_span_id
         self._root_flags = _AS_ONE[bool(getattr(tracer.id_generator, "is_trace_id_random", bool)())]
-        self._emits = emits
+        self.send_lean = send
+        """See `LeanSpans`."""
 
     def start_span(self, *args: Any, **options: Any) -> trace.Span:  # noqa: ANN401  the SDK's
         """See `Tracer`."""
@@ -118,20 +129,21 @@ class LeanTracer(trace.Tracer):
         if parent is None:
             if not self._roots:
                 return None
-            trace_id, flags = f"{self._next_trace_id():032x}", self._root_flags
+            trace_id = f"{self._next_trace_id():032x}"
         else:
-            last = parent[-1]
             children = self._local_children if is_local else self._children
-            if not (self._everything if last in NOT_SAMPLED else children):
+            if not (self._everything if parent[-1] in NOT_SAMPLED else children):
                 return None
-            trace_id, flags = parent[3:35], _AS_ONE[last in _RANDOM_TOO]
-        own = "00-%s-%016x-%s" % (trace_id, self._next_span_id() or 1, flags)  # noqa: UP031  takes half as long
-        return KeptSpan(self, shape, own, origin, event_id, attempt)
+            trace_id = parent[3:35]
+        return KeptSpan(self, shape, (trace_id, self._next_span_id() or 1), origin, event_id, attempt)
 
-    def send_lean(self, spans: Sequence[object]) -> None:
-        """See `LeanSpans`."""
-        for emit in self._emits:
-            emit(spans)
+    def flags_of(self, parent: str | None) -> str:
+        """The flags of a span with this parent, or with none."""
+        return self._root_flags if parent is None else _AS_ONE[parent[-1] in _RANDOM_TOO]
+
+    def example(self) -> _Span:
+        """A span of the SDK that has ended, of its resource and its scope, which nobody sends."""
+        return KeptSpan(self, _ANY_SHAPE, ("1" * 32, 1), (None, False, None), UUID(int=0), None).readable()
 
     def full(self, kept: KeptSpan, processor: SpanProcessor | None = None) -> _Span:
         """The same as a span of the SDK, begun then."""
@@ -160,21 +172,36 @@ class KeptSpan(LeanSpan):
 
     _real: _Span | None = None
     _context: SpanContext | None = None
+    _traceparent: str | None = None
     _left: int | None = None
     ended: int | None = None
 
     def __init__(
-        self, tracer: LeanTracer, shape: Shape, own: str, origin: Origin, event_id: UUID, attempt: int | None
+        self,
+        tracer: LeanTracer,
+        shape: Shape,
+        own: tuple[str, int],
+        origin: Origin,
+        event_id: UUID,
+        attempt: int | None,
     ) -> None:
         self.tracer = tracer
         self.shape = shape
-        self.traceparent = own
+        self.own = own
         self.origin = origin
         self.message_id = event_id
         self.attempt = attempt
         self.began = time.time_ns()
 
     # by whom it was begun
+
+    @property
+    def traceparent(self) -> str:
+        """See `LeanSpan`; made when somebody asks for it, for of most spans nobody does."""
+        if self._traceparent is None:
+            (trace_id, span_id), (parent, _, _) = self.own, self.origin
+            self._traceparent = f"00-{trace_id}-{span_id:016x}-{self.tracer.flags_of(parent)}"
+        return self._traceparent
 
     def leave(self, failure: Failure | None, seconds: float) -> bool:
         """See `LeanSpan`."""
@@ -306,6 +333,12 @@ def _is_unlimited(tracer: Tracer) -> bool:
 def _processors_of(multiple: object) -> object:
     """Those that are told of spans: another tuple as soon as one is added."""
     return getattr(multiple, "_span_processors", None)
+
+
+def _send(write: Writes, emits: Sequence[Callable[[Sequence[Any]], None]], spans: Sequence[KeptSpan]) -> None:
+    written = write(spans)
+    for emit in emits:
+        emit(written)
 
 
 def _emit_of(processor: BatchSpanProcessor) -> Callable[[Sequence[Any]], None]:

@@ -153,7 +153,9 @@ class PatientWriter(LineWriter):
     def start_anew(self) -> None:
         """Without those of the parent, which writes them itself."""
         super().start_anew()
-        self._waiting: deque[str] = deque()
+        self._waiting: deque[tuple[str, int]] = deque()  # lines that came together, and how many
+        self._waits = 0
+        self._counting = threading.Lock()  # for a moment: lines come from several threads
         self._is_told = False
 
     def msg(self, line: str) -> None:
@@ -162,29 +164,36 @@ class PatientWriter(LineWriter):
 
     def write_all(self, lines: Sequence[str]) -> None:
         """The same with several."""
-        room = CAPACITY - len(self._waiting)
-        if len(lines) > room:
-            room = max(room, 0)
-            self.dropped += len(lines) - room
-            lines = lines[:room]
+        with self._counting:
+            room = CAPACITY - self._waits
+            if len(lines) > room:
+                self.dropped += len(lines) - room
+                lines = lines[:room]
+            self._waits += len(lines)
         if not lines:
             return
-        self._waiting.extend(lines)
+        # As one: whoever writes them does so in another thread, and would free each of them there.
+        self._waiting.append(("\n".join(lines), len(lines)))
         if not self._is_told:
             self._is_told = True
             self._outlet.put(self._write)
 
     def _write(self) -> None:
         self._is_told = False
-        lines = []
+        parts: list[str] = []
+        count = 0
         with suppress(IndexError):
             while True:
-                lines.append(self._waiting.popleft())
-        if lines:
+                part, lines = self._waiting.popleft()
+                parts.append(part)
+                count += lines
+        if parts:
+            with self._counting:
+                self._waits -= count
             try:
-                super().msg("\n".join(lines))
+                super().msg("\n".join(parts))
             except (OSError, ValueError):  # nobody is there any more
-                self.failed += len(lines)
+                self.failed += count
 
     debug = info = warning = warn = error = critical = exception = fatal = log = failure = err = msg
 

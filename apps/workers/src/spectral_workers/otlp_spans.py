@@ -20,7 +20,6 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.trace import StatusCode
 
 from spectral.core.events.infrastructure.observability.lean import ATTEMPT, MESSAGE_ID, OUTCOME, WELL
-from spectral_workers.lean_spans import KeptSpan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext
 
-    from spectral_workers.lean_spans import LeanTracer
+    from spectral_workers.lean_spans import KeptSpan, LeanTracer
 
 _MAX_KNOWN: Final = 2_000
 _UNIQUE: Final = frozenset({MESSAGE_ID})
@@ -68,38 +67,41 @@ class Encoded:
         return getattr(ExportTraceServiceRequest.FromString(self._data), name)
 
 
-def encode_spans(spans: Sequence[ReadableSpan | KeptSpan]) -> Encoded:
+Written: TypeAlias = tuple["LeanTracer", bytes]
+"""A lean span as it goes over the wire, and whose it is."""
+
+
+def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
+    """What is sent of lean spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
+    return [(span.tracer, _kept_span(span)) for span in spans]
+
+
+def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:
     """A request to take these spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
-    kept: dict[LeanTracer, list[KeptSpan]] = {}
-    groups: dict[tuple[int, int], _Group] = {}
-    for span in spans:
-        if isinstance(span, KeptSpan):
-            kept.setdefault(span.tracer, []).append(span)
-        else:
-            _group(groups, span.resource, span.instrumentation_scope, span).append(_field(_SPAN, _span(span)))
-    for tracer, alike in kept.items():
-        _group(groups, tracer.resource, tracer.scope, alike[0]).extend(map(_kept_span, alike))
-    return Encoded(
-        b"".join(
-            _field(_RESOURCE_SPANS, outer + _field(_SCOPE_SPANS, b"".join((inner, *written))))
-            for (outer, inner), written in groups.values()
-        )
-    )
-
-
-_Group: TypeAlias = tuple[tuple[bytes, bytes], list[bytes]]
-"""Spans that have their resource and their scope in common: those two, and each of them as it is written."""
-
-
-def _group(
-    groups: dict[tuple[int, int], _Group], resource: object, scope: object, span: ReadableSpan | KeptSpan
-) -> list[bytes]:
     # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
-    key = (id(resource), id(scope))
-    if key not in groups:
-        around = _around_kept(span) if isinstance(span, KeptSpan) else _around(span)
-        groups[key] = around, []
-    return groups[key][1]
+    groups: dict[tuple[int, int], tuple[tuple[bytes, bytes], list[bytes]]] = {}
+    lean: dict[LeanTracer, list[bytes]] = {}
+    for span in spans:
+        if isinstance(span, tuple):
+            tracer, written = span
+            lean.setdefault(tracer, []).append(written)
+            continue
+        key = (id(span.resource), id(span.instrumentation_scope))
+        if key not in groups:
+            groups[key] = _around(span), []
+        groups[key][1].append(_field(_SPAN, _span(span)))
+    for tracer, alike in lean.items():
+        key = (id(tracer.resource), id(tracer.scope))
+        if key in groups:
+            groups[key][1].extend(alike)
+        else:
+            groups[key] = _around_lean(tracer), alike
+    return Encoded(b"".join(_group(*around, written) for around, written in groups.values()))
+
+
+def _group(outer: bytes, inner: bytes, written: Sequence[bytes]) -> bytes:
+    """Spans that have their resource and their scope in common."""
+    return _field(_RESOURCE_SPANS, outer + _field(_SCOPE_SPANS, b"".join((inner, *written))))
 
 
 def _around(span: ReadableSpan) -> tuple[bytes, bytes]:
@@ -115,12 +117,11 @@ def _around(span: ReadableSpan) -> tuple[bytes, bytes]:
 _arounds: WeakKeyDictionary[LeanTracer, tuple[Resource, tuple[bytes, bytes]]] = WeakKeyDictionary()
 
 
-def _around_kept(span: KeptSpan) -> tuple[bytes, bytes]:
+def _around_lean(tracer: LeanTracer) -> tuple[bytes, bytes]:
     """The same of all the spans of a tracer, for as long as it has the same resource."""
-    tracer = span.tracer
     known = _arounds.get(tracer)
     if known is None or known[0] is not tracer.resource:
-        known = _arounds[tracer] = tracer.resource, _around(span.readable())
+        known = _arounds[tracer] = tracer.resource, _around(tracer.example())
     return known[1]
 
 
@@ -143,7 +144,7 @@ _MAX_FORMS: Final = 100
 
 
 def _kept_span(span: KeptSpan) -> bytes:
-    own, (parent, is_local, link), shape = span.traceparent, span.origin, span.shape
+    (trace_digits, span_id), (parent, is_local, link), shape = span.own, span.origin, span.shape
     key = (parent is None, is_local, link is None, span.attempt)
     form: _Form | None = shape.written.get(key)
     if form is None:
@@ -151,7 +152,7 @@ def _kept_span(span: KeptSpan) -> bytes:
             shape.written.clear()
         form = shape.written[key] = _form_of(span)
     pack, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
-    trace_id = unhexlify(own[3:35])
+    trace_id = unhexlify(trace_digits)
     parent_id = b"" if parent is None else unhexlify(parent[36:52])
     if link is None:
         link_ids = b"", b""
@@ -162,7 +163,7 @@ def _kept_span(span: KeptSpan) -> bytes:
     # With a dash after every fourth digit: three of them are too many.
     message = hexlify(span.message_id.int.to_bytes(16, "big"), b"-", 2)
     return pack(
-        to_trace, trace_id, _TO_SPAN, unhexlify(own[36:52]), to_parent, parent_id, to_began, span.began, _TO_ENDED,
+        to_trace, trace_id, _TO_SPAN, span_id.to_bytes(8, "big"), to_parent, parent_id, to_began, span.began, _TO_ENDED,
         span.ended, to_message, message, message[5:], message[30:], message[35:], to_link, link_ids[0], to_link_span,
         link_ids[1], to_end,
     )  # fmt: skip

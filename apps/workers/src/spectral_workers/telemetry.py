@@ -8,6 +8,7 @@ without the values it complains about: an address may have credentials in it.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from contextlib import suppress
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 _LAST_WORDS: Final = 1.8
 """Seconds for everything that has not been sent yet; with the rest of it, closing takes less than two."""
+
+_BATCHES: Final = ("OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")
+_QUEUED: Final = 16_384
+_SENT: Final = 2_048
+"""Spans: half a megabyte in a request, of which collectors take twenty; and a few megabytes that wait."""
 
 _PROTOCOL: Final = "http/protobuf"
 _QUIET: Final = 60.0
@@ -131,17 +137,32 @@ def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[],
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  an extra
 
     names = tuple(exporters)
-    processors = [BatchSpanProcessor(exporter) for exporter in [_span_exporter(name) for name in names]]
+    queued, sent = _batches()
+    processors = [
+        BatchSpanProcessor(exporter, max_queue_size=queued, max_export_batch_size=sent)
+        for exporter in [_span_exporter(name) for name in names]
+    ]
     if set(names) == {"otlp"}:
         from spectral_workers.lean_spans import LeanProvider  # noqa: PLC0415  an extra
+        from spectral_workers.otlp_spans import write_spans  # noqa: PLC0415  as above
 
-        provider: TracerProvider = LeanProvider(resource, processors)  # of which only our encoder can write the spans
+        provider: TracerProvider = LeanProvider(resource, processors, write_spans)
     else:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
         for processor in processors:
             provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     return provider.shutdown
+
+
+def _batches() -> tuple[int | None, int | None]:
+    """How many spans may wait, and how many are sent at once; none: what the environment says, or the SDK by itself.
+
+    The SDK's own numbers are spans of a fifth of a second, and requests many times a second, for a busy worker.
+    """
+    if any(variable in os.environ for variable in _BATCHES):  # noqa: TID251  where the SDK reads them
+        return None, None
+    return _QUEUED, _SENT
 
 
 def _span_exporter(name: str) -> SpanExporter:

@@ -419,7 +419,10 @@ class Activity(Protocol):
 
     @property
     def traceparent(self) -> str | None:
-        """What an event that comes of it should carry; none if nobody traces."""
+        """What an event that comes of it should carry; none if nobody traces.
+
+        Of a handler: the trace that it runs in; none if that is the one its event came with.
+        """
         ...
 
     @property

@@ -84,7 +84,10 @@ Origin: TypeAlias = tuple[str | None, bool, str | None]
 class LeanSpan(Span):
     """A span of an act that is about to begin."""
 
-    traceparent: str
+    @property
+    @abstractmethod
+    def traceparent(self) -> str:
+        """What names it to others."""
 
     @abstractmethod
     def leave(self, failure: Failure | None, seconds: float) -> bool:

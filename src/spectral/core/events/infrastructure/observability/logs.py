@@ -137,6 +137,10 @@ class LogTool:
             return self._says_published and (self._says_plain or not is_plain(note))
         return True
 
+    def wants_well(self, _kind: type[probe.Note]) -> bool:
+        """Whether it says of an event that all went well; as `wants` does, for many of them."""
+        return self._says_handled and self._says_plain
+
     def tell(self, note: probe.Note, at: float | None = None) -> None:  # noqa: C901, PLR0912  one case for each kind of note
         """Log it; raises what the log raises."""
         self._who = self._identity if at is None else {"timestamp": timestamp(at), **self._identity}

@@ -55,6 +55,11 @@ class RemoteSpan(NonRecordingSpan):
             self._known = remote_span(self.traceparent) or INVALID_SPAN_CONTEXT
         return self._known
 
+    def handed_on(self) -> str | None:
+        """What names it, if it is one; in the words of the version that we speak."""
+        is_one = _TRACEPARENT.fullmatch(self.traceparent) is not None
+        return f"00{self.traceparent[2:]}" if is_one else None
+
     def __repr__(self) -> str:
         return f"NonRecordingSpan({self.traceparent})"
 

@@ -80,7 +80,7 @@ class OpenTelemetryMetrics:
         if instruments is not None:
             instruments.tell(note)
 
-    def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:
+    def tell_many_at(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float) -> None:
         """The same of many that went well."""
         instruments = self._look()
         if instruments is not None and instruments.only_count:

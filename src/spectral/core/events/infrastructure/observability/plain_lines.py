@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from structlog.contextvars import STRUCTLOG_KEY_PREFIX
 
@@ -29,6 +29,7 @@ _TRACEPARENT_LENGTH: Final = 55
 _MAX_KNOWN: Final = 1_000
 _Alike: TypeAlias = tuple[str, str, str, tuple[str, ...]]
 _NOTHING: Final[_Alike] = ("", "", "", ())
+_BEGINNING: Final = '{"timestamp": "'
 
 
 def is_plain(note: Finished | Published) -> bool:
@@ -64,7 +65,7 @@ class PlainLines:
         self._head = (
             f'", "level": "info", "event": "handled", {self._who}, "generation": {identity.generation}, "trace_id": '
         )
-        self._known: dict[_Alike, str] = {}
+        self._known: dict[_Alike, tuple[str, str]] = {}
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
 
     def cares_for(self, kind: type[Note]) -> bool:
@@ -83,63 +84,85 @@ class PlainLines:
         elif isinstance(note, Published) and is_plain(note):
             self._write([self.of_published(note, at)])
 
-    def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:
+    def tell_many_at(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float) -> None:
         """The same of what was settled together, which has its time in common."""
-        self._write(self.of_handled([note for note in notes if isinstance(note, Finished)], at))
+        if notes and isinstance(notes[0], Finished):
+            self._write(self.of_handled(cast("Sequence[Finished]", notes), at))
 
     def of_handled(self, notes: Sequence[Finished], at: float) -> list[str]:
         """The lines of plain ones, all at this time."""
         stamp, lines = timestamp(at), list[str]()
-        last, form = _NOTHING, ""
+        last, form, usual = _NOTHING, "", ""
         # Taken apart at once: to ask a tuple for its fields by name, one after the other, takes longer.
         for delivery, _, handlers, seconds, ack_seconds, traceparent in notes:
             ((row_id, _), event_id, event_type, _, _, source, target, workspace_id, _, _, trace_context, _, _, _,
              attempts, _, _, _, _, _) = delivery  # fmt: skip
             alike = (event_type, source, target, handlers)
             if alike != last:  # mostly they are all alike
-                form = self._known.get(alike) or self._learn(alike)
-                last = alike
+                form, most = self._known.get(alike) or self._learn(alike)
+                usual, last = _BEGINNING + stamp + most, alike
             carried = traceparent or trace_context
             # With a dash after every fourth digit: three of them are too many.
             digits = event_id.int.to_bytes(16, "big").hex("-", 2)
+            if (
+                attempts == 1
+                and workspace_id is None
+                and (row_id is event_id or row_id == event_id)
+                and carried is not None
+                and len(carried) >= _TRACEPARENT_LENGTH
+            ):
+                lines.append(
+                    usual
+                    % (
+                        carried[3:35],
+                        digits[:4],
+                        digits[5:29],
+                        digits[30:34],
+                        digits[35:],
+                        seconds * 1000,
+                        ack_seconds * 1000,
+                    )
+                )
+                continue
             lines.append(
                 form
                 % (
                     stamp,
-                    "null" if carried is None else _trace_id(carried),
-                    digits[:4],
-                    digits[5:29],
-                    digits[30:34],
-                    digits[35:],
+                    _trace_id(carried),
+                    event_id,
                     "null" if workspace_id is None else f'"{workspace_id}"',
                     attempts,
-                    "" if row_id is event_id or row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
+                    "" if row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
                     seconds * 1000,
                     ack_seconds * 1000,
                 )
             )
         return lines
 
-    def _learn(self, alike: _Alike) -> str:
+    def _learn(self, alike: _Alike) -> tuple[str, str]:
         """What the lines have in common of events that have this in common, with room for the rest.
 
-        To fill in one form takes half as long as to put a line together.
+        To fill in one form takes half as long as to put a line together. The second one begins after the time, and is
+        that of most events: they carry a trace, are of no workspace and no broadcast, and are tried for the first time.
         """
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         event_type, source, target, handlers = alike
         names = ",".join(handlers)
         route = f'"event_type": "{event_type}", "source": "{source}", "target": "{target}", "workspace_id": '
-        form = (
-            '{"timestamp": "%s'
-            + self._head.replace("%", "%%")
-            + '%s, "event_id": "%s%s%s%s", '
-            + route.replace("%", "%%")
-            + '%s, "attempts": %d%s, '
-            + f'{self._worker}"handler_name": "{names}", "duration_ms": '.replace("%", "%%")
-            + '%.1f, "ack_ms": %.1f, "status_result": "delivered"}'
+        head, middle, end = (
+            each.replace("%", "%%")
+            for each in (self._head, route, f'{self._worker}"handler_name": "{names}", "duration_ms": ')
         )
-        return self._known.setdefault(alike, form)
+        forms = [
+            f'{head}{trace}, "event_id": "{event}", {middle}{workspace}, "attempts": {attempts}, '
+            f'{end}%.1f, "ack_ms": %.1f, "status_result": "delivered"}}'
+            for trace, event, workspace, attempts in (
+                ("%s", "%s", "%s", "%d%s"),
+                ('"%s"', "%s%s%s%s", "null", "1"),
+            )
+        ]
+        return self._known.setdefault(alike, (_BEGINNING + "%s" + forms[0], forms[1]))
 
     def of_published(self, note: Published, at: float) -> str:
         """The same."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from weakref import WeakSet
 
 from spectral.core.events.infrastructure.observability.measures import measure
@@ -58,25 +58,28 @@ class Recorder:
             if measures:
                 self.add(measures)
 
-    def tell_many_at(self, notes: Sequence[Finished | HandlerRan], at: float) -> None:  # noqa: ARG002  counted, not dated
+    def tell_many_at(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float) -> None:  # noqa: ARG002  counted, not dated
         """Count many that went well: all that have their names in common at once."""
-        alike: dict[tuple[str, str, type[Note]], tuple[Note, list[float]]] = {}
-        durations: list[float] = []
-        last: tuple[str, str] | None = None
-        for note in notes:
-            # By position: to ask a tuple for its fields by name takes longer.
-            if isinstance(note, Finished):
-                delivery, seconds = note[0], note[4]
-                names = delivery[2], delivery[6]
-            else:
-                (delivery, handler_name), seconds = note[0], note[1]
-                names = delivery[2], handler_name
-            if names != last:  # mostly they are all alike
-                last = names
-                _, durations = alike.setdefault((*names, type(note)), (note, []))
-            durations.append(seconds)
+        if not notes:
+            return
+        # By position: to ask a tuple for its fields by name takes longer.
+        if isinstance(notes[0], Finished):
+            settled = cast("Sequence[Finished]", notes)
+            kinds, whose = [note[0][2] for note in settled], [note[0][6] for note in settled]
+            durations = [note[4] for note in settled]
+        else:
+            ran = cast("Sequence[HandlerRan]", notes)
+            kinds, whose = [note[0][0][2] for note in ran], [note[0][1] for note in ran]
+            durations = [note[1] for note in ran]
+        alike: dict[tuple[str, str], tuple[Note, list[float]]] = {}
+        if kinds.count(kinds[0]) == whose.count(whose[0]) == len(notes):  # as mostly
+            alike[kinds[0], whose[0]] = notes[0], durations
+        else:
+            for number, names in enumerate(zip(kinds, whose, strict=True)):
+                alike.setdefault(names, (notes[number], []))[1].append(durations[number])
         with self._lock:
-            for key, (first, every) in alike.items():
+            for names, (first, every) in alike.items():
+                key = (*names, type(first))
                 for cell, buckets in self._known.get(key) or self._learn(key, first):
                     if buckets:
                         _count_all(cell, buckets, every)

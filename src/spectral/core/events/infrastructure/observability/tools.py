@@ -29,7 +29,8 @@ class Tool(Protocol):
     It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
     each note of a kind it cares for, so it must be quick; what it does not want is not queued. And it may say that it
     `only_counts`, as things stand: then it is told as whatever is `Counting` is, without an outlet, by its
-    `tell_many_at` too if it has one.
+    `tell_many_at` too if it has one. By `wants_well(kind) -> bool` it may say, once for many of them, whether it would
+    do anything about a delivery or a handler that went well.
     """
 
     def cares_for(self, kind: type[Note]) -> bool:

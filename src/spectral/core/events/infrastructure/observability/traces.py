@@ -153,8 +153,9 @@ class OpenTelemetryTracer:
         if source.lean is not None:
             lean = source.lean.start_lean(shape, (parent, False, traceparent), delivery.event_id, delivery.attempts)
             if lean is not None:
-                # As `Lean(...)`, without the call in between.
-                return tuple.__new__(Lean, (lean.traceparent, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
+                # As `Lean(...)`, without the call in between. A child is in the trace that its event came with.
+                own = None if parent is not None else lean.traceparent
+                return tuple.__new__(Lean, (own, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
         return _handle_at_length(tracer, shape, delivery, parent)
 
     def send(self, spans: Sequence[Closing]) -> None:
@@ -168,7 +169,7 @@ class OpenTelemetryTracer:
         if isinstance(around, RemoteSpan):
             # A handler's, whose event nobody records: then nobody does what it publishes.
             if self._source.follows_its_parent and around.traceparent[-1] in NOT_SAMPLED:
-                return Carried(_traceparent(around.get_span_context()), None)
+                return Carried(around.handed_on(), None)
         elif isinstance(around, LeanSpan) and self._source.lean is not None and len(act.envelopes) == 1:
             lean = self._lean_publish(self._source.lean, around, act)
             if lean is not None:

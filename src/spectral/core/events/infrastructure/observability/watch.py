@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import time
 from asyncio import CancelledError
-from collections import Counter, deque
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 from weakref import WeakSet
 
+from spectral.core.events.infrastructure.observability.gathered import Gathered
 from spectral.core.events.infrastructure.observability.outlet import Outlet, is_in_outlet
 from spectral.core.events.infrastructure.observability.slim import MUCH, slim
 from spectral.core.events.infrastructure.observability.tools import Carried, Lean
@@ -48,9 +49,6 @@ _REST: Final = 30.0
 """Seconds. Spans are begun in the flow, by whatever the program has hung into its provider: if that took so long so
 often, no span is begun for a while. The first one after it is on trial."""
 
-_MANY: Final = 128
-"""So many notes of events that go well wait at most to be told: of each there are two."""
-
 _SEVERAL: Final = 8
 """So many that were settled together are told at once."""
 
@@ -71,7 +69,7 @@ class _Quick(NamedTuple):
     name: str
     tell: Callable[[Note], None]
     tell_at: Callable[[Note, float], None] | None
-    tell_many_at: Callable[[Sequence[Finished | HandlerRan], float], None] | None
+    tell_many_at: Callable[[Sequence[Finished] | Sequence[HandlerRan], float], None] | None
 
 
 class _Caring(NamedTuple):
@@ -107,9 +105,8 @@ class Watch:
         self._long_starts = 0
         self._trace_again_at = 0.0
         self._unwatched_until = 0.0
-        self._many: deque[tuple[Note, float, Closing | None]] = deque()
-        self._is_seen_to = False
-        self._catching_up = Outlet("many")
+        self._gathered = Gathered(self.catch_up)
+        self._is_order_wanted = True  # of handlers that ran
         _watches.add(self)
 
     def tell(self, note: Note, span: Closing | None = None) -> None:
@@ -125,25 +122,19 @@ class Watch:
                 return  # most programs that publish have nobody who watches, and want no thread for it
             self._wait(note, span)
             return
-        if self._many:
+        if self._gathered:
             self.catch_up()
         caring = self._who_cares(kind)
         # A log that publishes what it is told would be told of that, and so on for ever.
         self._tell(note, time.time(), _Caring(caring.quick, ()) if is_in_outlet() else caring)
 
     def tell_many(self, notes: Sequence[Finished]) -> None:
-        """See `Probe`. They are many already, so nothing is waited for; a few are told as if they came one by one."""
+        """See `Probe`. They are many already, so no more are waited for; a few are told as if they came one by one."""
         if len(notes) < _SEVERAL:
             for note in notes:
                 self.tell(note)
-            return
-        if self._many:
-            self.catch_up()
-        at = time.time()
-        others = self._tell_heap(notes, at, self._who_cares(Finished))
-        if any(others):
-            for note in notes:
-                self._tell(note, at, others)
+        else:
+            self._gathered.add_heap(list(notes), time.time())
 
     def _wait(self, note: Note, span: Closing | None) -> None:
         """Have it told with others, soon or when there is enough of them."""
@@ -153,60 +144,72 @@ class Watch:
             for reader in self._slow:
                 self._raised[reader.outlet.name] += 1
             return
-        self._many.append((kept, time.time(), span))
-        # After the note is there: whoever catches up says first that nothing is seen to, and then looks.
-        if not self._is_seen_to:
-            self._is_seen_to = True
-            self._catching_up.put(self.catch_up)
-        elif len(self._many) >= _MANY:
-            self.catch_up()
+        self._gathered.add(kept, time.time(), span)
 
     def forget(self) -> None:
         """What waits to be told, in the child of a fork: the parent tells it."""
-        self._many.clear()
-        self._is_seen_to = False
+        self._gathered.forget()
 
     def catch_up(self) -> None:
         """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
-        many = self._many
-        self._is_seen_to = False
-        known: dict[type[Note], _Caring | None] = {}
+        self._gathered.begin()
+        ran = self._gathered.take_ran()
+        if ran:
+            self._tell_all(ran, time.time(), self._who_cares(HandlerRan))
+        self._tell_in_order()
+        spans = self._gathered.take_spans()
+        if spans:
+            self._send(spans)
+
+    def _tell_in_order(self) -> None:
+        """Of the notes that are not of handlers, or of those too, if somebody wants to know when they ran."""
+        notes = self._gathered.notes
+        known: dict[type[Note], _Caring] = {}
         ran: list[HandlerRan] = []
-        spans: list[Closing] = []
         of_heaps = _NOBODY
         try:
             while True:
-                note, at, span = many.popleft()
-                if span is not None:
-                    spans.append(span)
-                kind = type(note)
-                if kind not in known:
-                    caring = self._who_cares(kind)
-                    if kind is HandlerRan:
+                note, at = notes.popleft()
+                if isinstance(note, list):
+                    self._tell_all(note, at, self._who_cares(Finished))
+                    continue
+                caring = known.get(type(note))
+                if caring is None:
+                    caring = self._who_cares(type(note))
+                    if isinstance(note, HandlerRan):
                         of_heaps, caring = caring, _without_heaps(caring)
-                    known[kind] = caring if any(caring) else None
-                if type(note) is HandlerRan:
+                    known[type(note)] = caring
+                if isinstance(note, HandlerRan):
                     ran.append(note)
-                told = known[kind]
-                if told is not None:
-                    self._tell(note, at, told)
+                if any(caring):
+                    self._tell(note, at, caring)
         except IndexError:
             pass  # that was all, or another thread is at it
         finally:
             if ran:
                 self._tell_heap(ran, time.time(), of_heaps)
-            if spans:
-                self._send(spans)
 
-    def _tell_heap(self, notes: Sequence[Finished | HandlerRan], at: float, caring: _Caring) -> _Caring:
-        """Tell those who take many at once; answers the others, who have to be told of each."""
+    def _tell_all(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float, caring: _Caring) -> None:
+        """Of many that went well: at once those who take heaps, of each one the others who want any of them."""
+        self._tell_heap(notes, at, caring)
+        others = _without_heaps(caring)
+        others = _Caring(others.quick, tuple([each for each in others.slow if self._wants_any(each, type(notes[0]))]))
+        if any(others):
+            for note in notes:
+                self._tell(note, at, others)
+
+    def _wants_any(self, reader: _Reader, kind: type[Note]) -> bool:
+        """Whether it may want a note of something that went well; what it wants of each is asked then."""
+        return self._cares(reader.outlet.name, getattr(reader.tool, "wants_well", None), kind)
+
+    def _tell_heap(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float, caring: _Caring) -> None:
+        """Tell those who take many at once."""
         for name, _, _, tell_many_at in caring.quick:
             if tell_many_at is not None:
                 try:
                     tell_many_at(notes, at)
                 except _RAISED:  # counted, and none of the flow's business
                     self._raised[name] += 1
-        return _without_heaps(caring)
 
     def _send(self, spans: Sequence[Closing]) -> None:
         try:
@@ -263,6 +266,8 @@ class Watch:
         ]
         slow = [reader for reader in slow if reader not in counting]
         caring = self._caring[kind] = _Caring(tuple(quick), tuple(slow))
+        if kind is HandlerRan:
+            self._is_order_wanted = any(_without_heaps(caring))
         return caring
 
     def _cares(self, name: str, ask: Callable[[type[Note]], bool] | None, kind: type[Note]) -> bool:
@@ -278,15 +283,16 @@ class Watch:
         if began < self._unwatched_until and type(act) is Handle and act.delivery.trace_context is None:
             return _UNWATCHED
         if self._tracer is None or began < self._trace_again_at or (type(act) is Publish and is_in_outlet()):
-            return self._timed(act)
+            return self._timed(act, began)
         activity: Activity | None = None
         try:
             traced = self._tracer.start(act)
-            if isinstance(traced, Lean):  # nobody else has had a say in it, so it took no time
+            # Nobody else has had a say in the first two, so they took no time.
+            if isinstance(traced, Lean):
                 return _LeanActivity(self, act, began, traced)
             if isinstance(traced, Carried):
-                activity = self._timed(act, traced.traceparent, traced.context)
-            elif traced is not None:
+                return self._timed(act, began, traced.traceparent, traced.context)
+            if traced is not None:
                 activity = _TracedActivity(self, act, traced)
             elif type(act) is Handle and act.delivery.trace_context is None and not any(self._who_cares(HandlerRan)):
                 self._unwatched_until = self._ask_again_at  # so it is with all that have none, until somebody is asked
@@ -295,14 +301,19 @@ class Watch:
         seconds = time.monotonic() - began
         if seconds > _LONG or self._long_starts:
             self._started_within(seconds)
-        return self._timed(act) if activity is None else activity
+        return self._timed(act, began) if activity is None else activity
 
-    def _timed(self, act: Act, traceparent: str | None = None, context: Context | None = None) -> Activity:
+    def _timed(
+        self, act: Act, began: float, traceparent: str | None = None, context: Context | None = None
+    ) -> Activity:
         """Without a span: by the clock, unless it is a handler and nobody counts those or looks closely."""
         if type(act) is not Handle:
             return TimedActivity(self.tell, act, traceparent, context)
-        if any(self._who_cares(HandlerRan)):
-            return _HandlerActivity(self, act, traceparent, context)
+        caring = self._caring.get(HandlerRan)
+        if caring is None or began >= self._ask_again_at:
+            caring = self._ask(HandlerRan)
+        if caring.quick or caring.slow:
+            return _HandlerActivity(self, act, began, (traceparent, context))
         return _UNWATCHED if traceparent is None and context is None else _Unwatched(traceparent, context)
 
     def _started_within(self, seconds: float) -> None:
@@ -328,7 +339,7 @@ class Watch:
         self.catch_up()
         # First that: its thread may have a note in its hand.
         flushed = [
-            outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in (self._catching_up, *self._outlets())
+            outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in (self._gathered.outlet, *self._outlets())
         ]
         return all(flushed)
 
@@ -356,16 +367,10 @@ class Watch:
         """A handler has; tell it as `tell` would, without what that has to find out."""
         # As `HandlerRan(...)`, without the call in between.
         note: HandlerRan = tuple.__new__(HandlerRan, (act, seconds, None, traceparent))  # pyright: ignore[reportUnknownMemberType]
-        if len(act.delivery.payload) > MUCH:
+        if self._is_order_wanted or len(act.delivery.payload) > MUCH:
             self._wait(note, span)
-            return
-        self._many.append((note, time.time(), span))
-        # As in `_wait`.
-        if not self._is_seen_to:
-            self._is_seen_to = True
-            self._catching_up.put(self.catch_up)
-        elif len(self._many) >= _MANY:
-            self.catch_up()
+        else:
+            self._gathered.add_ran(note, span)
 
     def end_span(self, traced: Traced, failure: Failure | None) -> None:
         """Have the span ended by its outlet."""
@@ -438,12 +443,11 @@ class _HandlerActivity:
 
     __slots__ = ("_act", "_began", "_watch", "context", "traceparent")
 
-    def __init__(self, watch: Watch, act: Handle, traceparent: str | None, context: Context | None) -> None:
+    def __init__(self, watch: Watch, act: Handle, began: float, within: tuple[str | None, Context | None]) -> None:
         self._watch = watch
         self._act = act
-        self._began = time.monotonic()
-        self.traceparent = traceparent
-        self.context = context
+        self._began = began
+        self.traceparent, self.context = within
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""

@@ -1,0 +1,119 @@
+"""What has gone well and waits to be told with more of its kind, and when it is.
+
+That is when there is enough of it: then soon, by the loop that it came from, as soon as whoever told it has to wait for
+something. Their next statement is on its way by then, and what is written of the last one costs nobody any time. Where
+there is no loop it is at once; and however little there is, after a twentieth of a second, by a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from spectral.core.events.infrastructure.observability.outlet import Outlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spectral.core.events.infrastructure.observability.tools import Closing
+    from spectral.core.events.probe import Finished, HandlerRan, Note
+
+T = TypeVar("T")
+
+MANY: Final = 128
+"""So many notes of events that go well wait to be told: of each there are two."""
+
+_TOO_MANY: Final = 20 * MANY
+"""So many do not wait for the loop."""
+
+
+class Gathered:
+    """Notes, in their order, each with its time; handlers that ran, which are of no order; and spans to be sent.
+
+    catch_up: has all of it told. It says first that it does, by `begin`, and then looks: what is added after that is
+    seen to anew.
+    """
+
+    def __init__(self, catch_up: Callable[[], None]) -> None:
+        self._catch_up = catch_up
+        self.outlet: Final = Outlet("many")
+        self.notes: deque[tuple[Note | list[Finished], float]] = deque()
+        self._ran: deque[HandlerRan] = deque()
+        self._spans: deque[Closing] = deque()
+        self._is_seen_to = self._is_soon = False
+
+    def __bool__(self) -> bool:
+        return bool(self.notes or self._ran or self._spans)
+
+    def add(self, note: Note, at: float, span: Closing | None) -> None:
+        """A note, and the span of its act if that is to be sent."""
+        if span is not None:
+            self._spans.append(span)
+        self.notes.append((note, at))
+        self._see_to_it(is_enough=len(self.notes) >= MANY)
+
+    def add_heap(self, notes: list[Finished], at: float) -> None:
+        """Many of a kind, which are enough."""
+        self.notes.append((notes, at))
+        self._see_to_it(is_enough=True)
+
+    def add_ran(self, note: HandlerRan, span: Closing | None) -> None:
+        """A handler that ran, told to nobody who wants to know in which order."""
+        if span is not None:
+            self._spans.append(span)
+        self._ran.append(note)
+        if not self._is_seen_to or len(self._ran) >= MANY:
+            self._see_to_it(is_enough=len(self._ran) >= MANY)
+
+    def _see_to_it(self, *, is_enough: bool) -> None:
+        if not self._is_seen_to:
+            self._is_seen_to = True
+            self.outlet.put(self._catch_up)
+        if not is_enough:
+            return
+        if not self._is_soon:
+            # First, for what raises here must not keep anybody from trying it again.
+            loop = _running_loop()
+            if loop is not None:
+                self._is_soon = True
+                loop.call_soon(self._catch_up)
+                return
+        elif len(self.notes) < _TOO_MANY and len(self._ran) < _TOO_MANY:
+            return
+        self._catch_up()
+
+    def begin(self) -> None:
+        """Whatever there is now is told."""
+        self._is_seen_to = self._is_soon = False
+
+    def take_ran(self) -> list[HandlerRan]:
+        """Those that nobody else has taken."""
+        return _all(self._ran)
+
+    def take_spans(self) -> list[Closing]:
+        """The same of spans."""
+        return _all(self._spans)
+
+    def forget(self) -> None:
+        """All of it, in the child of a fork: the parent tells it."""
+        self.notes.clear()
+        self._ran.clear()
+        self._spans.clear()
+        self.begin()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _all(queue: deque[T]) -> list[T]:
+    """Whatever is in it, each taken by one thread."""
+    taken: list[T] = []
+    with suppress(IndexError):  # that was all; what was taken before is kept
+        taken.extend(iter(queue.popleft, None))
+    return taken
