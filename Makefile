@@ -72,7 +72,7 @@ bench: setup ## ours, the peers and the floor in one run (25 minutes; ONLY=drain
 bench-quick: setup ## the same in two minutes: ours, the floor and the two fastest peers
 	$(BIN)/python -m benchmarks --quick $(if $(ONLY),--only $(ONLY)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
-bench-observability: setup ## what logs, traces and metrics cost a busy worker, beside none (ROUNDS=3 EVENTS=40000)
+bench-observability: setup ## what logs, traces and metrics cost a busy worker, by turns with none (ROUNDS=1 ONLY=order,upsert)
 	$(BIN)/python -m benchmarks.observability $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(EVENTS),--events $(EVENTS)) $(if $(ONLY),--only $(ONLY))
 
 docs: setup ## rewrite the generated reference pages and the event catalogue

@@ -229,7 +229,7 @@ def _options() -> argparse.Namespace:
         return [name for name in stage.WORKLOADS if name in text.split(",")]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observability")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--events",
         type=int,
