@@ -23,7 +23,7 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Handle
 from spectral.core.events.settings import Identity
-from spectral_workers.lean_spans import KeptSpan, LeanProvider
+from spectral_workers.lean_spans import KeptSpan, LeanProvider, takes_anything
 from spectral_workers.otlp_spans import encode_spans, write_spans
 from tests.unit.log_notes import delivery
 
@@ -183,20 +183,42 @@ def test_a_heap_wakes_who_exports() -> None:
     provider.shutdown()
 
 
-def test_a_batch_processor_that_is_not_known_is_told_of_each() -> None:
-    ended: list[Any] = []
+def test_only_a_batch_processor_that_is_known_is_given_what_is_no_span() -> None:
+    known: Any = BatchSpanProcessor(InMemorySpanExporter())
+    assert takes_anything(known)
+    unknown: Any = SpanProcessor()
+    assert not takes_anything(unknown)
+    known.shutdown()
 
-    class Own(SpanProcessor):
-        def on_end(self, span: Any) -> None:  # noqa: ANN401  of the SDK
-            ended.append(span)
 
-    own: Any = Own()
-    provider = LeanProvider(RESOURCE, [own], list)
+def test_after_the_end_nothing_is_queued(lightly: Lightly) -> None:
+    (processor,) = lightly.provider._active_span_processor._span_processors
+    lightly.provider.shutdown()
+    for _ in range(3):
+        lightly.run(act())
+    assert lightly.watch.flush(PATIENCE)
+    assert isinstance(processor, BatchSpanProcessor)
+    assert not processor._batch_processor._queue
+
+
+def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
+    for _ in range(2):
+        lightly.run(act())
+    good, bad = lightly.spans()
+    bad.own = ("no digits" + "0" * 23, 1)
+    assert len(write_spans([good, bad, good])) == 2
+
+
+def test_what_is_not_written_is_counted() -> None:
+    exporter = InMemorySpanExporter()
+    provider = LeanProvider(RESOURCE, [BatchSpanProcessor(exporter)], lambda spans: spans[1:])
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(3):
         watch.begin(act()).end()
     watch.catch_up()
-    assert [type(span) for span in ended] == [KeptSpan] * 3
+    provider.shutdown()
+    assert len(exporter.get_finished_spans()) == 2
+    assert watch.troubles()["traces"] == (0, 1)
 
 
 # touched

@@ -227,6 +227,15 @@ def test_of_lines_that_come_together_those_are_dropped_for_which_there_is_no_roo
     assert written[CAPACITY - 10 : CAPACITY] == [f"{number}" for number in range(10)], "the first are kept"
 
 
+def test_whoever_interrupts_a_line_may_say_one_of_his_own() -> None:
+    stream = io.StringIO()
+    writer = PatientWriter(stream)
+    with writer._counting:  # as the handler of a signal may come at any moment
+        writer.msg("said")
+    assert flush_all(60)
+    assert stream.getvalue() == "said\n"
+
+
 def test_lines_that_cannot_be_written_are_counted_one_by_one() -> None:
     before = missed_lines()
     stream = io.StringIO()

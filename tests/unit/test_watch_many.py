@@ -388,6 +388,7 @@ def test_a_log_that_publishes_what_it_is_told_is_not_told_of_that() -> None:
 def test_a_lean_span_is_sent_with_its_note_and_may_fail() -> None:
     class Light:
         sent = finished = 0
+        traceparent = TRACE
 
         def start(self, _act: Act) -> Lean:
             return Lean("00-x", None, self)
@@ -407,7 +408,10 @@ def test_a_lean_span_is_sent_with_its_note_and_may_fail() -> None:
 
     watch = Watch({}, {"counts": (counts := Counts())}, light := Light())
     watch.begin(Handle(delivery(), "worlds.index")).end()
-    watch.begin(Handle(delivery(), "worlds.index")).end(ValueError("no"))
+    failed = watch.begin(Handle(delivery(), "worlds.index"))
+    assert failed.traceparent == "00-x"
+    failed.end(ValueError("no"))
+    assert failed.traceparent == TRACE, "who reports it names its span"
     assert watch.flush(PATIENCE)
     assert (light.sent, light.finished) == (1, 1)
     assert [type(note) for note in counts.notes] == [HandlerRan, HandlerRan]

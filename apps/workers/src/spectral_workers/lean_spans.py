@@ -339,22 +339,30 @@ def _send(write: Writes, emits: Sequence[Callable[[Sequence[Any]], None]], spans
     written = write(spans)
     for emit in emits:
         emit(written)
+    if len(written) < len(spans):
+        raise ValueError(f"{len(spans) - len(written)} spans cannot be written")
+
+
+def takes_anything(processor: BatchSpanProcessor) -> bool:
+    """Whether it is known how to hand its exporter what is no span of the SDK's."""
+    batches: Any = getattr(processor, "_batch_processor", None)  # by no public name
+    queue = getattr(batches, "_queue", None)
+    return isinstance(queue, deque) and queue.maxlen is not None and callable(getattr(batches, "emit", None))
 
 
 def _emit_of(processor: BatchSpanProcessor) -> Callable[[Sequence[Any]], None]:
-    """What takes spans that have ended; straight to its queue, if there is a way."""
+    """What takes spans that have ended, straight to its queue."""
     batches: Any = getattr(processor, "_batch_processor", None)
-    emit: Callable[[Any], None] = getattr(batches, "emit", None) or processor.on_end
-    is_known = isinstance(getattr(batches, "_queue", None), deque)
 
     def emit_all(spans: Sequence[Any]) -> None:
         # All but the last, which is emitted as any span is: that sees to the rest, among others to an exporter that
-        # sleeps. What finds no room is dropped and told by the SDK.
-        queue: deque[Any] | None = batches._queue if is_known else None  # noqa: SLF001  by no public name
-        if queue is not None and queue.maxlen is not None and len(queue) + len(spans) <= queue.maxlen:
+        # sleeps. Where there is no room for all, or the end has come, each is: then the SDK drops and tells.
+        queue: deque[Any] = batches._queue  # noqa: SLF001  as above; another one after a fork
+        room = (queue.maxlen or 0) - len(queue)
+        if len(spans) <= room and not getattr(batches, "_shutdown", False):
             queue.extendleft(spans[:-1])
             spans = spans[-1:]
         for span in spans:
-            emit(span)
+            batches.emit(span)
 
     return emit_all

@@ -155,7 +155,8 @@ class PatientWriter(LineWriter):
         super().start_anew()
         self._waiting: deque[tuple[str, int]] = deque()  # lines that came together, and how many
         self._waits = 0
-        self._counting = threading.Lock()  # for a moment: lines come from several threads
+        # For a moment: lines come from several threads, and from whoever interrupts one, as a signal's handler does.
+        self._counting = threading.RLock()
         self._is_told = False
 
     def msg(self, line: str) -> None:

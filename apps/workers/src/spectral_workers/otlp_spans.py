@@ -9,12 +9,14 @@ everything else about them, and every span with anything more to it, is left to 
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
+from contextlib import suppress
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans as encode_any_spans
+from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.trace import StatusCode
@@ -72,8 +74,26 @@ Written: TypeAlias = tuple["LeanTracer", bytes]
 
 
 def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
-    """What is sent of lean spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
-    return [(span.tracer, _kept_span(span)) for span in spans]
+    """What is sent of lean spans; the same that OpenTelemetry's encoder makes of them, if not in the same order.
+
+    One that cannot be written is left out.
+    """
+    written: list[Written] = []
+    for span in spans:
+        with suppress(ValueError):  # a trace context that is none, from elsewhere than the outbox
+            written.append((span.tracer, _kept_span(span)))
+    return written
+
+
+def have_it_asked() -> None:
+    """Have the exporter use this encoder: it looks there for it, and cannot be told in any other way."""
+    if "encode_spans" in vars(trace_exporter):
+        vars(trace_exporter)["encode_spans"] = encode_spans
+
+
+def is_asked() -> bool:
+    """Whether it does. One that looks elsewhere is as slow as it was, and can do nothing with what is written here."""
+    return vars(trace_exporter).get("encode_spans") is encode_spans
 
 
 def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:

@@ -21,11 +21,12 @@ from opentelemetry import metrics, trace
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
     from spectral.core.events.settings import Identity
 
@@ -142,17 +143,22 @@ def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[],
         BatchSpanProcessor(exporter, max_queue_size=queued, max_export_batch_size=sent)
         for exporter in [_span_exporter(name) for name in names]
     ]
-    if set(names) == {"otlp"}:
-        from spectral_workers.lean_spans import LeanProvider  # noqa: PLC0415  an extra
-        from spectral_workers.otlp_spans import write_spans  # noqa: PLC0415  as above
-
-        provider: TracerProvider = LeanProvider(resource, processors, write_spans)
-    else:
+    provider = _lean_provider(resource, processors) if set(names) == {"otlp"} else None
+    if provider is None:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
         for processor in processors:
             provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     return provider.shutdown
+
+
+def _lean_provider(resource: Resource, processors: Sequence[BatchSpanProcessor]) -> TracerProvider | None:
+    """One of lean spans, if all there is to send them is as we know it; they mean nothing to anybody else."""
+    from spectral_workers.lean_spans import LeanProvider, takes_anything  # noqa: PLC0415  an extra
+    from spectral_workers.otlp_spans import is_asked, write_spans  # noqa: PLC0415  as above
+
+    is_known = is_asked() and all(map(takes_anything, processors))
+    return LeanProvider(resource, processors, write_spans) if is_known else None
 
 
 def _batches() -> tuple[int | None, int | None]:
@@ -173,11 +179,9 @@ def _span_exporter(name: str) -> SpanExporter:
     _require_otlp(name)
     from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415  an extra
 
-    from spectral_workers.otlp_spans import encode_spans  # noqa: PLC0415  as above
+    from spectral_workers.otlp_spans import have_it_asked  # noqa: PLC0415  as above
 
-    # The exporter looks there for what encodes spans, and cannot be told in any other way. One that looks elsewhere
-    # is as slow as it was.
-    trace_exporter.__dict__["encode_spans"] = encode_spans
+    have_it_asked()
     return trace_exporter.OTLPSpanExporter()
 
 

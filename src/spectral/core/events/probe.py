@@ -421,7 +421,7 @@ class Activity(Protocol):
     def traceparent(self) -> str | None:
         """What an event that comes of it should carry; none if nobody traces.
 
-        Of a handler: the trace that it runs in; none if that is the one its event came with.
+        Of a handler: the trace that it runs in; none if that is the one its event came with, unless it has failed.
         """
         ...
 

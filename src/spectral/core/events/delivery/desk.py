@@ -56,7 +56,7 @@ class _Entry:
     renewed = False
     done: tuple[str, ...] = ()
     failed: tuple[tuple[Handler, BaseException], ...] = ()
-    traceparent: str | None = None
+    activity: Activity | None = None  # of the handler that ran last, if it is in a trace
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
         self.delivery = delivery
@@ -305,7 +305,7 @@ class Desk:
             if entry is not None:
                 seconds = 0.0 if entry.started is None else now - entry.started
                 since_due = delivery.waited + now - entry.since
-                traceparent = entry.traceparent
+                traceparent = None if entry.activity is None else entry.activity.traceparent
             # As `Finished(...)`, without the call in between.
             finished = tuple.__new__(Finished, (delivery, outcome, ran, seconds, since_due, traceparent))  # pyright: ignore[reportUnknownMemberType]
             if type(outcome) is Handled:
@@ -353,10 +353,10 @@ class Desk:
         """Have whoever watches see the handler begin."""
         # As `Handle(...)`, without the call in between.
         activity = self.probe.begin(tuple.__new__(Handle, (delivery, handler.name)))  # pyright: ignore[reportUnknownMemberType]
-        if activity.traceparent is not None:
+        if activity.context is not None or activity.traceparent is not None:
             entry = self._entries.get(id(delivery))
             if entry is not None:
-                entry.traceparent = activity.traceparent
+                entry.activity = activity
         return activity
 
     def context_for(self, delivery: Delivery, handler: Handler, traceparent: str | None = None) -> DeliveryContext:

@@ -75,6 +75,11 @@ class Traced(Protocol):
 class Closing(Protocol):
     """What ends a lean span."""
 
+    @property
+    def traceparent(self) -> str:
+        """What names it to others."""
+        ...
+
     def leave(self, failure: Failure | None, seconds: float) -> bool:
         """The act is over, after so long; true if its tracer may send it now, else an outlet has to `finish` it."""
         ...

@@ -139,7 +139,7 @@ class OpenTelemetryTracer:
         source, delivery = self._source, act.delivery
         tracer = source.known or source.tracer()
         traceparent = delivery.trace_context
-        is_first = delivery.attempts == 1 and delivery.replays == 0
+        is_first = delivery.is_first
         if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
             if tracer is None:
                 return None

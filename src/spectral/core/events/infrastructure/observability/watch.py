@@ -481,6 +481,7 @@ class _LeanActivity:
             if failure is None:
                 watch.ran_well(act, seconds, self.traceparent, span)
             else:
+                self.traceparent = self._span.traceparent  # whoever reports it names its span
                 watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
         else:
             failure = None if error is None else Failure.of(error)
