@@ -4,9 +4,10 @@ python -m benchmarks.observability [--rounds N] [--events N] [--only WORKLOAD,..
 
 Every line is a `spectral worker` that drains the same rows, in a process of its own. It is watched for a moment, then
 not at all for as long, and so on: a shared machine may be twice as fast a few seconds later, but both have the same of
-it. What the watch has to write and send by the end of its turn is part of the turn, in whatever thread it is done. The
-first turns warm it up. Of the rows' traces one in ten is sampled, as by a publisher that samples so many: one sampler
-follows its parent and records those, another is always on and records all.
+it. A moment between two turns is no part of either, so that each is measured as it is when it has lasted for a while,
+with what is written and sent in other threads. The first turns warm it up. Of the rows' traces one in ten is sampled,
+as by a publisher that samples so many: one sampler follows its parent and records those, another is always on and
+records all.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.observability_stage import HANGS_VARIABLE
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -65,7 +63,6 @@ def _hanging(_: int, meanwhile: ExitStack) -> Watched:
     os.write(writing, bytes(_PAGE))
     variables = {
         **_ALL,
-        HANGS_VARIABLE: "yes",
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{mute}",
         "SENTRY_DSN": f"http://k@127.0.0.1:{mute}/1",
     }

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from unittest.mock import patch
 
-from opentelemetry import trace
 from pydantic import BaseModel
 
 from spectral.core.events import Consumer, EventEnvelope, Transaction
@@ -34,12 +33,13 @@ if TYPE_CHECKING:
 TURNS_VARIABLE: Final = "BENCH_TURNS"
 """Where to write how the turns went."""
 
-HANGS_VARIABLE: Final = "BENCH_HANGS"
-"""Set where the tools hang: then there is nothing to be waited for at the end of a turn."""
-
 TURN: Final = 0.5
 """Seconds for which a worker is watched, or is not. A shared machine may be twice as fast a few seconds later, and is
 nearly as fast as it was half a second ago."""
+
+CHANGE: Final = 0.15
+"""Seconds before each turn that count for none: what the one before it has left is written and sent meanwhile, and what
+comes of this one has begun to be. Spans that are too few to be sent yet wait until the watch has its next turn."""
 
 NAP: Final = 0.01
 ELSEWHERE: Final = "worlds"
@@ -106,40 +106,35 @@ async def do_nothing(event: Numbered) -> None:
 
 
 class ByTurns:
-    """A probe that tells the watch, then for as long nobody, and so on; writes down how many events each turn had.
+    """A probe that tells the watch, then for as long nobody, and so on; writes down how many events each turn had."""
 
-    At the end of its turn the watch writes and sends all it was told, and that is part of its turn.
-    """
-
-    def __init__(self, watch: Watch, turns: Path, *, waits: bool) -> None:
+    def __init__(self, watch: Watch, turns: Path) -> None:
         self._watch = watch
         self._nobody = NoteTaker()
         self._turns = turns
-        self._waits = waits
         self._told: Watch | NoteTaker = watch
-        self._begin_turn()
+        self._is_measured = False
+        self._begin()
 
-    def _begin_turn(self) -> None:
+    def _begin(self) -> None:
         self._finished = 0
         self._began, self._used = time.monotonic(), time.process_time()
 
-    def _end_turn(self) -> None:
-        is_watched = self._told is self._watch
-        if is_watched and self._waits:
-            self._watch.flush(10.0)
-            flush = getattr(trace.get_tracer_provider(), "force_flush", None)
-            if flush is not None:
-                flush()
-        used, seconds = time.process_time() - self._used, time.monotonic() - self._began
+    def _end_turn(self, seconds: float) -> None:
+        used, is_watched = time.process_time() - self._used, self._told is self._watch
         with self._turns.open("a") as turns:
             turns.write(f"{json.dumps([is_watched, self._finished, seconds, used])}\n")
         self._told = self._nobody if is_watched else self._watch
-        self._begin_turn()
 
     def _count(self, events: int) -> None:
         self._finished += events
-        if time.monotonic() - self._began >= TURN:
-            self._end_turn()
+        seconds = time.monotonic() - self._began
+        if seconds < (TURN if self._is_measured else CHANGE):
+            return
+        if self._is_measured:
+            self._end_turn(seconds)
+        self._is_measured = not self._is_measured
+        self._begin()
 
     def begin(self, act: Act) -> Activity:
         """See `Probe`."""
@@ -176,9 +171,9 @@ class ByTurns:
 def work(workload: str, options: Sequence[str]) -> None:
     """The worker as it is, watched by turns."""
     environ = os.environ  # noqa: TID251  a program's own variables
-    turns, waits = Path(environ[TURNS_VARIABLE]), HANGS_VARIABLE not in environ
+    turns = Path(environ[TURNS_VARIABLE])
     sys.argv[1:] = ["worker", "--drain", *options, f"benchmarks.observability_stage:{workload}"]
-    with patch.object(process, "standard_watch", lambda *who: ByTurns(standard_watch(*who), turns, waits=waits)):
+    with patch.object(process, "standard_watch", lambda *who: ByTurns(standard_watch(*who), turns)):
         main()
 
 
