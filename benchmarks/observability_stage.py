@@ -146,6 +146,14 @@ class ByTurns:
         if isinstance(note, Finished):
             self._count(1)
 
+    def end_many(self, activities: Sequence[Activity]) -> None:
+        """See `Probe`."""
+        if self._told is self._watch:
+            self._watch.end_many(activities)
+        else:
+            for activity in activities:
+                activity.end()
+
     def tell_many(self, notes: Sequence[Finished]) -> None:
         """See `Probe`."""
         if self._told is self._watch:

@@ -8,7 +8,6 @@ from http.client import HTTPConnection
 from typing import Any
 
 import psycopg
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
@@ -22,7 +21,6 @@ from spectral.core.events import (
     WorkerSettings,
 )
 from spectral.core.events.bootstrap import publisher_for, worker
-from spectral.core.events.delivery import trust
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
 from spectral.core.events.infrastructure.observability.prometheus import exposition
@@ -74,9 +72,8 @@ def consumers() -> tuple[Consumer, Consumer]:
 
 
 async def test_the_recorder_agrees_with_the_table(
-    database: str, publishing: Publishing, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, publishing: Publishing, connection: psycopg.Connection[Any]
 ) -> None:
-    monkeypatch.setattr(trust, "ENOUGH", 1_000)  # runs that are taken back are counted, and not attempts of a row
     recorder = Recorder()
     watch = Watch({}, {"recorder": recorder})
     watched = Publishing(PublishSettings(generation=1), publishing.current_trace, watch)

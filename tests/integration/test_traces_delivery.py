@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -48,11 +49,11 @@ class Traced:
                 await publisher_for(self.bench.connection, shared).publish(envelope)
         return envelope.event_id
 
-    async def drain(self, consumer: Consumer) -> None:
+    async def drain(self, consumer: Consumer, lanes: int = SETTINGS.lanes) -> None:
         """Run a worker until nothing is left to do."""
-        database = DatabaseSettings(dsn=self.bench.dsn)
+        settings, database = replace(SETTINGS, lanes=lanes), DatabaseSettings(dsn=self.bench.dsn)
         async with asyncio.timeout(DEADLINE):
-            await worker(consumer, settings=SETTINGS, database=database, probe=self.watch).run(until="drained")
+            await worker(consumer, settings=settings, database=database, probe=self.watch).run(until="drained")
 
     def spans(self, name: str) -> list[ReadableSpan]:
         """The spans of this name, as they began."""
@@ -162,6 +163,26 @@ async def test_a_retry_is_a_trace_of_its_own_that_is_linked_to_the_publish(trace
         assert (attributes["spectral.attempt"], attributes["spectral.outcome"]) == (attempt, "failed")
         assert (attributes["error.type"], span.status.status_code) == ("RuntimeError", StatusCode.ERROR)
         assert "not today" in (span.status.description or "")
+
+
+async def test_a_run_that_could_not_be_committed_beside_others_is_no_success(traced: Traced) -> None:
+    await traced.bench.execute("create table public.seats (number integer unique deferrable initially deferred)")
+    consumer = Consumer("platform", retry=RetryPolicy(max_retries=0))
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope, tx: Transaction) -> None:
+        await tx.execute("insert into public.seats values (%s), (%s)", event.payload["seats"])
+
+    well, refused = await traced.publish(seats=[1, 2]), await traced.publish(seats=[3, 3])
+    await traced.drain(consumer, lanes=1)
+    outcomes: dict[str, list[str]] = {}
+    for span in traced.spans(f"process {COMPLETED}"):
+        attributes = span.attributes or {}
+        outcomes.setdefault(str(attributes["messaging.message.id"]), []).append(str(attributes["spectral.outcome"]))
+        assert span.status.status_code is (
+            StatusCode.ERROR if attributes["spectral.outcome"] == "failed" else StatusCode.UNSET
+        )
+    assert outcomes == {str(well): ["undone", "ok"], str(refused): ["undone", "failed"]}
 
 
 async def test_a_replay_is_a_trace_of_its_own_that_is_linked_to_the_publish(traced: Traced) -> None:

@@ -20,6 +20,7 @@ from spectral.core.events.infrastructure.observability.tools import Carried, Lea
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
+    UNDONE,
     Act,
     EventRef,
     Failure,
@@ -416,6 +417,67 @@ def test_a_lean_span_is_sent_with_its_note_and_may_fail() -> None:
     assert (light.sent, light.finished) == (1, 1)
     assert [type(note) for note in counts.notes] == [HandlerRan, HandlerRan]
     assert watch.troubles()["traces"] == (0, 1)
+
+
+class Spans:
+    """A tracer whose spans note what became of them."""
+
+    traceparent = TRACE
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.finished: list[Failure | None] = []
+        self.sent = 0
+
+    def start(self, _act: Act) -> Lean:
+        return Lean(None, None, self)
+
+    def leave(self, failure: Failure | None, seconds: float) -> bool:
+        self.seconds.append(seconds)
+        return failure is None
+
+    def finish(self, failure: Failure | None) -> None:
+        self.finished.append(failure)
+
+    def send(self, spans: Sequence[object]) -> None:
+        self.sent += len(spans)
+
+
+@pytest.mark.parametrize("kind", [Counts, Heaps])
+@pytest.mark.parametrize("payload", ["{}", LARGE], ids=["small", "large"])
+@pytest.mark.usefixtures("patient")
+def test_what_was_left_took_until_then_and_is_told_once_it_is_known_to_be_kept(
+    kind: type[Counts], payload: str
+) -> None:
+    watch = Watch({}, {"counts": (counts := kind())}, spans := Spans())
+    began_at = time.monotonic()
+    act = Handle(delivery()._replace(payload=payload), "worlds.index")
+    activities = [watch.begin(act) for _ in range(3)]
+    for activity in activities:
+        activity.leave()
+    left_at = time.monotonic()
+    while time.monotonic() <= left_at + 0.01:
+        pass  # what was left takes no longer for it
+    assert spans.seconds == []
+    watch.end_many(activities)
+    assert watch.flush(PATIENCE)
+    notes = [*counts.notes, *(note for heap in getattr(counts, "heaps", ()) for note in heap)]
+    assert [note.failure for note in notes if isinstance(note, HandlerRan)] == 3 * [None]
+    assert max(spans.seconds) <= left_at - began_at
+    assert (len(spans.seconds), spans.sent) == (3, 3)
+
+
+def test_of_what_is_not_kept_through_no_fault_of_its_own_only_the_span_tells() -> None:
+    watch = Watch({}, {"counts": (counts := Counts())}, spans := Spans())
+    left, running = (watch.begin(Handle(delivery(), "worlds.index")) for _ in range(2))
+    left.leave()
+    left.undo()
+    running.undo()
+    untraced = Watch({}, {"counts": counts}).begin(Handle(delivery(), "worlds.index"))
+    untraced.leave()
+    untraced.undo()
+    assert watch.flush(PATIENCE)
+    assert (spans.finished, spans.sent, counts.notes) == ([UNDONE, UNDONE], 0, [])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on

@@ -67,6 +67,10 @@ class Failure(NamedTuple):
         return cls(type(error).__name__, describe(error, payload=payload))
 
 
+UNDONE: Final = Failure("undone", "what it did is not kept, through no fault of its own")
+"""In place of a failure, where a span ends: a handler did well in a transaction that was not committed."""
+
+
 # notes, of what has happened
 
 
@@ -84,7 +88,11 @@ class Published(NamedTuple):
 
 
 class HandlerRan(NamedTuple):
-    """A handler has ended, well or not; what becomes of its event is another note."""
+    """A handler has ended, well or not; what becomes of its event is another note.
+
+    Of one that wrote in a transaction it is told when that is over: that it ran well, if what it wrote was committed.
+    If that was not, through no fault of its own, nothing is told; it is run again.
+    """
 
     act: Handle
     seconds: float
@@ -430,8 +438,16 @@ class Activity(Protocol):
         """Where it has to run, so that whatever it starts is seen to belong to it; none: anywhere."""
         ...
 
+    def leave(self) -> None:
+        """It is over, and took until now; whether what it did is kept is not known yet. `end` or `undo` follows."""
+        ...
+
     def end(self, error: BaseException | None = None) -> None:
         """It has ended, with this error or well; call it once."""
+        ...
+
+    def undo(self) -> None:
+        """What it did is not kept, through no fault of its own; in place of `end`."""
         ...
 
 
@@ -440,7 +456,8 @@ class Probe(Protocol):
 
     One that tells others in its own time has `flush(within)` too, see `NoteTaker`; `Publishing.flush` calls it. One
     that is quicker with many at once may have `tell_many(notes)`: by that it is told of deliveries that were settled
-    together and went well, each a `Finished`.
+    together and went well, each a `Finished`; and `end_many(activities)`, for those of its own that were left and have
+    gone well.
     """
 
     def tell(self, note: Note) -> None:
@@ -455,7 +472,7 @@ class Probe(Protocol):
 class TimedActivity:
     """Implements `Activity` for whoever takes notes and traces nothing: times the act and tells of its end."""
 
-    __slots__ = ("_act", "_began", "_tell", "context", "traceparent")
+    __slots__ = ("_act", "_began", "_seconds", "_tell", "context", "traceparent")
 
     def __init__(
         self,
@@ -467,8 +484,16 @@ class TimedActivity:
         self._tell = tell
         self._act = act
         self._began = time.perf_counter()
+        self._seconds: float | None = None
         self.traceparent = traceparent
         self.context = context
+
+    def leave(self) -> None:
+        """See `Activity`."""
+        self._seconds = time.perf_counter() - self._began
+
+    def undo(self) -> None:
+        """See `Activity`."""
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
@@ -480,7 +505,9 @@ class TimedActivity:
 
     def ended(self, failure: Failure | None) -> None:
         """Tell of it."""
-        act, seconds = self._act, time.perf_counter() - self._began
+        if self._seconds is None:
+            self.leave()
+        act, seconds = self._act, self._seconds or 0.0
         if isinstance(act, Handle):
             # As `HandlerRan(...)`, without the call in between.
             self._tell(tuple.__new__(HandlerRan, (act, seconds, failure, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]

@@ -211,7 +211,10 @@ class _Walkers:
         if going:
             await asyncio.wait([walk.task for walk in going], timeout=patience.total_seconds())
         for walk in going:
-            walk.activity.end(why)
+            if why is None:
+                walk.activity.undo()
+            else:
+                walk.activity.end(why)
             if not walk.task.done():
                 self._desk.probe.tell(HandlerRanAway(walk.delivery, walk.handler.name))
 
@@ -225,7 +228,7 @@ class _Walkers:
     def _end_those_who_arrived(self) -> list[_Walk]:
         arrived, self._arrived = self._arrived, []
         for walk in arrived:
-            walk.activity.end(walk.error)
+            self._desk.left(walk.delivery, walk.handler.name, walk.activity, walk.error)
         return arrived
 
 

@@ -64,6 +64,7 @@ def _fail(
     failures = [named, *group.failures]
     undone = [(handler, reason) for handler in group.kept if handler is not named[0]]
     outcome = conclude(delivery, failures, desk.random, undone)
+    desk.blame(delivery, named[0].name, named[1])
     done, _ = desk.run_before(delivery)
     ran = {*done, *(handler.name for handler, _ in (*failures, *undone))}
     handlers = desk.routes.handlers_for(delivery)

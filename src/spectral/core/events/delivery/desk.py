@@ -13,6 +13,8 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
+from spectral.core.events.delivery import runs
+from spectral.core.events.delivery.runs import Run
 from spectral.core.events.delivery.tray import Tray
 from spectral.core.events.delivery.trust import Sharing, Trust
 from spectral.core.events.outcome import Handled, Released, Retry
@@ -57,11 +59,17 @@ class _Entry:
     done: tuple[str, ...] = ()
     failed: tuple[tuple[Handler, BaseException], ...] = ()
     activity: Activity | None = None  # of the handler that ran last, if it is in a trace
+    runs: tuple[Run, ...] = ()  # of which nobody has been told
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
         self.delivery = delivery
         self.line = line
         self.since = since
+
+    def taken_runs(self) -> tuple[Run, ...]:
+        """Its runs, of which somebody will be told now."""
+        taken, self.runs = self.runs, ()
+        return taken
 
 
 _MAX_GIVEN_UP: Final = 1_000
@@ -88,6 +96,7 @@ class Desk:
         self.routes = routes
         self.probe = probe
         self._tell_many: Callable[[Sequence[Finished]], None] = getattr(probe, "tell_many", self._tell_each)
+        self._end_many: Callable[[Sequence[Activity]], None] = getattr(probe, "end_many", runs.end_each)
         self.random = random
         self.to_settle = Tray()
         self.trust = Trust()
@@ -162,6 +171,8 @@ class Desk:
         entry = self._entries.get(id(delivery))
         if entry is None:
             return False
+        if entry.runs:  # it is run again
+            runs.take_back(entry.taken_runs())
         entry.started = time.monotonic()
         entry.running = True
         entry.cancel = cancel
@@ -282,12 +293,18 @@ class Desk:
     def conclude(
         self, delivery: Delivery, outcome: Outcome, ran: tuple[str, ...] = (), done: tuple[str, ...] | None = None
     ) -> None:
-        """Have it written by the settler."""
+        """Have it written by the settler; what its handlers wrote in a transaction is not kept."""
+        entry = self._entries.get(id(delivery))
+        if entry is not None and entry.runs:
+            runs.fail(entry.taken_runs())
         self.to_settle.put(self.conclusion(delivery, outcome, ran, done))
 
     def release(self, deliveries: Collection[Delivery], delay: timedelta = timedelta(0)) -> None:
         """Give these back as if they had never been claimed; nobody is to have them before the delay is over."""
         for delivery in deliveries:
+            entry = self._entries.get(id(delivery))
+            if entry is not None:
+                runs.take_back(entry.taken_runs())
             self.conclude(delivery, Released(delay))
 
     def settled_together(self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID]) -> None:
@@ -297,25 +314,28 @@ class Desk:
         """
         entries = self._forget([each.delivery for each in conclusions])
         now, well = time.monotonic(), list[Finished]()
-        for (delivery, outcome, _, ran), entry in zip(conclusions, entries, strict=True):
-            if lost and delivery.lease.row_id in lost:
-                self.probe.tell(LeaseWasLost(delivery))
+        ran_well: list[Activity] = []
+        for conclusion, entry in zip(conclusions, entries, strict=True):
+            if lost and conclusion.delivery.lease.row_id in lost:
+                runs.take_back(() if entry is None else entry.runs)
+                self.probe.tell(LeaseWasLost(conclusion.delivery))
                 continue
-            seconds, since_due, traceparent = 0.0, 0.0, None
-            if entry is not None:
-                seconds = 0.0 if entry.started is None else now - entry.started
-                since_due = delivery.waited + now - entry.since
-                traceparent = None if entry.activity is None else entry.activity.traceparent
-            # As `Finished(...)`, without the call in between.
-            finished = tuple.__new__(Finished, (delivery, outcome, ran, seconds, since_due, traceparent))  # pyright: ignore[reportUnknownMemberType]
-            if type(outcome) is Handled:
-                well.append(finished)
+            if type(conclusion.outcome) is Handled:
+                well.append(_finished(conclusion, entry, now))
+                if entry is not None and entry.runs:
+                    ran_well.extend([run.activity for run in entry.runs])
                 continue
-            self.probe.tell(finished)
-            if isinstance(outcome, Retry) or (isinstance(outcome, Released) and outcome.delay):
-                self.on_due_again(outcome.delay)
+            runs.keep(() if entry is None else entry.runs)  # first, for then it has a name in its trace
+            self.probe.tell(_finished(conclusion, entry, now))
+            self._falls_due_again(conclusion.outcome)
+        if ran_well:
+            self._end_many(ran_well)
         if well:
             self._tell_many(well)
+
+    def _falls_due_again(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Retry) or (isinstance(outcome, Released) and outcome.delay):
+            self.on_due_again(outcome.delay)
 
     def _tell_each(self, notes: Sequence[Finished]) -> None:
         """For probes that know of no heaps."""
@@ -329,7 +349,9 @@ class Desk:
 
     def forget(self, delivery: Delivery) -> None:
         """Hold it no longer."""
-        self._forget([delivery])
+        for entry in self._forget([delivery]):
+            if entry is not None:
+                runs.take_back(entry.taken_runs())
 
     def _forget(self, deliveries: Sequence[Delivery]) -> list[_Entry | None]:
         """Hold them no longer; answers what was known of each."""
@@ -359,6 +381,24 @@ class Desk:
                 entry.activity = activity
         return activity
 
+    def left(self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None) -> None:
+        """A handler has ended in a transaction; what is told of it waits until it is known whether that is kept."""
+        activity.leave()
+        entry = self._entries.get(id(delivery))
+        if entry is None:
+            activity.undo()
+        else:
+            # As `Run(...)`, without the call in between.
+            entry.runs = (*entry.runs, tuple.__new__(Run, (handler_name, activity, error)))  # pyright: ignore[reportUnknownMemberType]
+
+    def blame(self, delivery: Delivery, handler_name: str, error: BaseException) -> None:
+        """What this handler wrote is not kept, and that is its failure, whatever it thought of it."""
+        entry = self._entries.get(id(delivery))
+        if entry is not None:
+            entry.runs = tuple(
+                run._replace(error=error) if run.handler_name == handler_name else run for run in entry.runs
+            )
+
     def context_for(self, delivery: Delivery, handler: Handler, traceparent: str | None = None) -> DeliveryContext:
         """The delivery as its handler may see it."""
         return DeliveryContext(
@@ -371,6 +411,17 @@ class Desk:
             worker=self.settings.name,
             logger=self._logger_for(delivery, handler.name, traceparent),
         )
+
+
+def _finished(conclusion: Conclusion, entry: _Entry | None, now: float) -> Finished:
+    delivery, outcome, _, ran = conclusion
+    seconds, since_due, traceparent = 0.0, 0.0, None
+    if entry is not None:
+        seconds = 0.0 if entry.started is None else now - entry.started
+        since_due = delivery.waited + now - entry.since
+        traceparent = None if entry.activity is None else entry.activity.traceparent
+    # As `Finished(...)`, without the call in between.
+    return tuple.__new__(Finished, (delivery, outcome, ran, seconds, since_due, traceparent))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _by_line(entries: Iterable[_Entry | None]) -> Iterator[tuple[Line, list[_Entry]]]:

@@ -45,7 +45,7 @@ _RETURNED: Final = Execution()
 
 
 async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Transaction | None = None) -> Execution:
-    """Run the handler on this delivery, watched.
+    """Run the handler on this delivery, watched. In a transaction, what is told of it waits until that is over.
 
     Raises:
         CancelledError: the worker is being stopped; the handler was cancelled too.
@@ -59,7 +59,10 @@ async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Tra
     except BaseException as error:
         activity.end(error)
         raise
-    activity.end(execution.error)
+    if transaction is None:
+        activity.end(execution.error)
+    else:
+        desk.left(delivery, handler.name, activity, execution.error)
     if execution.ran_away:
         desk.probe.tell(HandlerRanAway(delivery, handler.name))
     return execution

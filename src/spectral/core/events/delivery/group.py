@@ -116,6 +116,7 @@ async def run_in_transaction(
                 lane.accept()
             except TransactionMisusedError as misused:
                 error = misused
+                desk.blame(delivery, handler.name, error)
             else:
                 group.kept.append(handler)
                 desk.trust.ran(handler.name, plainly=lane.was_plain, briefly=lane.was_brief)

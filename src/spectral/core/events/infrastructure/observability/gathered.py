@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from spectral.core.events.infrastructure.observability.outlet import Outlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from spectral.core.events.infrastructure.observability.tools import Closing
     from spectral.core.events.probe import Finished, HandlerRan, Note
@@ -66,6 +66,12 @@ class Gathered:
         self._ran.append(note)
         if not self._is_seen_to or len(self._ran) >= MANY:
             self._see_to_it(is_enough=len(self._ran) >= MANY)
+
+    def add_many_ran(self, notes: Sequence[HandlerRan], spans: Sequence[Closing]) -> None:
+        """Handlers that ran, and their spans, which need be no more than they are."""
+        self._spans.extend(spans)
+        self._ran.extend(notes)
+        self._see_to_it(is_enough=len(self._ran) >= MANY)
 
     def _see_to_it(self, *, is_enough: bool) -> None:
         if not self._is_seen_to:

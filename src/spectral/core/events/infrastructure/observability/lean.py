@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
+from spectral.core.events.probe import UNDONE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
@@ -114,6 +116,8 @@ def end_span(span: Span, failure: Failure | None, ended: int | None) -> None:
     """End a span at this time, with what became of it."""
     if failure is None:
         span.set_attribute(OUTCOME, WELL)
+    elif failure is UNDONE:
+        span.set_attribute(OUTCOME, UNDONE.kind)
     else:
         span.set_attributes({OUTCOME: "failed", "error.type": failure.kind})
         span.set_status(StatusCode.ERROR, failure.text)

@@ -68,7 +68,7 @@ class Traced(Protocol):
         ...
 
     def end(self, failure: Failure | None) -> None:
-        """End the span, at the time of `leave`; called by an outlet."""
+        """End the span, at the time of `leave`, failed, `UNDONE` or well; called by an outlet."""
         ...
 
 

@@ -21,6 +21,7 @@ from spectral.core.events.infrastructure.observability.slim import MUCH, slim
 from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
+    UNDONE,
     Claimed,
     Failure,
     Finished,
@@ -372,12 +373,30 @@ class Watch:
         else:
             self._gathered.add_ran(note, span)
 
-    def end_span(self, traced: Traced, failure: Failure | None) -> None:
-        """Have the span ended by its outlet."""
+    def end_many(self, activities: Sequence[Activity]) -> None:
+        """See `Probe`."""
+        if self._is_order_wanted:
+            for activity in activities:
+                activity.end()
+            return
+        ran: list[HandlerRan] = []
+        spans: list[Closing] = []
+        for activity in activities:
+            if type(activity) is _LeanActivity or type(activity) is _HandlerActivity:
+                activity.end_among(ran, spans)
+            else:
+                activity.end()
+        self._gathered.add_many_ran(ran, spans)
+
+    def leave_span(self, traced: Traced) -> None:
+        """Have it know that its act is over."""
         try:
             traced.leave()
         except _RAISED:  # as above
             self._raised["traces"] += 1
+
+    def end_span(self, traced: Traced, failure: Failure | None) -> None:
+        """Have the span ended by its outlet."""
         try:
             if traced.is_recording:
                 self._traces.put(partial(traced.end, failure))
@@ -415,7 +434,13 @@ class _Unwatched:
         self.traceparent = traceparent
         self.context = context
 
+    def leave(self) -> None:
+        """See `Activity`."""
+
     def end(self, error: BaseException | None = None) -> None:
+        """See `Activity`."""
+
+    def undo(self) -> None:
         """See `Activity`."""
 
 
@@ -432,26 +457,53 @@ class _TracedActivity(TimedActivity):
         self._watch = watch
         self._traced = traced
 
+    def leave(self) -> None:
+        """See `Activity`."""
+        super().leave()
+        self._watch.leave_span(self._traced)
+
     def ended(self, failure: Failure | None) -> None:
         """End the span too."""
+        if self._seconds is None:
+            self.leave()
         self._watch.end_span(self._traced, failure)
         super().ended(failure)
+
+    def undo(self) -> None:
+        """See `Activity`."""
+        self._watch.end_span(self._traced, UNDONE)
 
 
 class _HandlerActivity:
     """A handler whose end is told, without a span."""
 
-    __slots__ = ("_act", "_began", "_watch", "context", "traceparent")
+    __slots__ = ("_act", "_began", "_seconds", "_watch", "context", "traceparent")
 
     def __init__(self, watch: Watch, act: Handle, began: float, within: tuple[str | None, Context | None]) -> None:
         self._watch = watch
         self._act = act
         self._began = began
+        self._seconds: float | None = None
         self.traceparent, self.context = within
+
+    def leave(self) -> None:
+        """See `Activity`."""
+        self._seconds = time.monotonic() - self._began
+
+    def undo(self) -> None:
+        """See `Activity`."""
+
+    def end_among(self, ran: list[HandlerRan], _: list[Closing]) -> None:
+        """It has ended well after it was left, among many."""
+        if len(self._act.delivery.payload) > MUCH:
+            self.end()
+            return
+        # As `HandlerRan(...)`, without the call in between.
+        ran.append(tuple.__new__(HandlerRan, (self._act, self._seconds, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
-        seconds = time.monotonic() - self._began
+        seconds = time.monotonic() - self._began if self._seconds is None else self._seconds
         if error is None:
             self._watch.ran_well(self._act, seconds, self.traceparent, None)
             return
@@ -462,19 +514,42 @@ class _HandlerActivity:
 class _LeanActivity:
     """An act with a span that is easily ended."""
 
-    __slots__ = ("_act", "_began", "_go_back", "_span", "_watch", "context", "traceparent")
+    __slots__ = ("_act", "_began", "_go_back", "_seconds", "_span", "_watch", "context", "traceparent")
 
     def __init__(self, watch: Watch, act: Act, began: float, lean: Lean) -> None:
         self._watch = watch
         self._act = act
         self._began = began
+        self._seconds: float | None = None
         self.traceparent, self.context, self._span, self._go_back = lean
+
+    def leave(self) -> None:
+        """See `Activity`."""
+        self._seconds = time.monotonic() - self._began
+        if self._go_back is not None:
+            self._watch.go_back(self._go_back)
+
+    def undo(self) -> None:
+        """See `Activity`."""
+        self._watch.end_lean(self._span, UNDONE, self._seconds or time.monotonic() - self._began)
+
+    def end_among(self, ran: list[HandlerRan], spans: list[Closing]) -> None:
+        """It has ended well after it was left, among many."""
+        act = self._act
+        if type(act) is not Handle or len(act.delivery.payload) > MUCH:
+            self.end()
+            return
+        span = self._watch.end_lean(self._span, None, self._seconds or 0.0)
+        if span is not None:
+            spans.append(span)
+        # As `HandlerRan(...)`, without the call in between.
+        ran.append(tuple.__new__(HandlerRan, (act, self._seconds, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
-        watch, act, seconds = self._watch, self._act, time.monotonic() - self._began
-        if self._go_back is not None:
-            watch.go_back(self._go_back)
+        if self._seconds is None:
+            self.leave()
+        watch, act, seconds = self._watch, self._act, self._seconds or 0.0
         if isinstance(act, Handle):
             failure = None if error is None else Failure.of(error, act.delivery.payload)
             span = watch.end_lean(self._span, failure, seconds)
