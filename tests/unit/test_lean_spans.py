@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON, ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanContext, StatusCode, TraceFlags
@@ -23,8 +23,10 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Handle
 from spectral.core.events.settings import Identity
-from spectral_workers.lean_spans import KeptSpan, LeanProvider, takes_anything
+from spectral_workers import losses
+from spectral_workers.lean_spans import KeptSpan, LeanProvider
 from spectral_workers.otlp_spans import encode_spans, write_spans
+from spectral_workers.span_queue import SpanQueue
 from tests.unit.log_notes import delivery
 
 PUBLISHED = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
@@ -52,7 +54,7 @@ class Lightly:
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()
-        self.provider = LeanProvider(RESOURCE, [BatchSpanProcessor(self._exporter)], list)  # as they are
+        self.provider = LeanProvider(RESOURCE, [SpanQueue(self._exporter)], list)  # as they are
         self.watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", self.provider))
 
     def run(self, handle: Handle, do: Callable[[Span], object] = lambda _: None) -> None:
@@ -150,18 +152,29 @@ def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     assert sum(len(scope.spans) for scope in around.scope_spans) == 3
 
 
-def test_of_a_heap_for_which_there_is_no_room_the_sdk_drops_and_tells(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_finds_no_room_is_counted_and_said_and_if_there_is_none_not_even_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     exporter = InMemorySpanExporter()
-    processor = BatchSpanProcessor(exporter, max_queue_size=5, max_export_batch_size=5, schedule_delay_millis=600_000)
-    provider = LeanProvider(RESOURCE, [processor], list)
+    processor = SpanQueue(exporter, queued=5, sent=5, schedule_delay_millis=600_000)
+    before, _ = losses.SPANS.counted()
+    written: list[KeptSpan] = []
+
+    def write(spans: Sequence[KeptSpan]) -> Sequence[KeptSpan]:
+        written.extend(spans)
+        return spans
+
+    provider = LeanProvider(RESOURCE, [processor], write)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     with processor._batch_processor._export_lock:  # nobody can be exported meanwhile
-        for _ in range(8):
-            watch.begin(act()).end()
-        assert watch.flush(PATIENCE)
+        for events in (8, 4):
+            for _ in range(events):
+                watch.begin(act()).end()
+            assert watch.flush(PATIENCE)
     provider.shutdown()
     assert len(exporter.get_finished_spans()) == 5
-    assert any("Queue full" in record.message for record in caplog.records)
+    assert (losses.SPANS.counted()[0] - before, len(written)) == (7, 8)
+    assert [record.message for record in caplog.records] == ["No room for 3 spans.", "No room for 4 spans."]
 
 
 def test_a_heap_wakes_who_exports() -> None:
@@ -173,7 +186,7 @@ def test_a_heap_wakes_who_exports() -> None:
             return super().export(spans)
 
     exporter = Tells()
-    processor = BatchSpanProcessor(exporter, max_export_batch_size=4, schedule_delay_millis=600_000)
+    processor = SpanQueue(exporter, sent=4, schedule_delay_millis=600_000)
     provider = LeanProvider(RESOURCE, [processor], list)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(4):
@@ -183,21 +196,13 @@ def test_a_heap_wakes_who_exports() -> None:
     provider.shutdown()
 
 
-def test_only_a_batch_processor_that_is_known_is_given_what_is_no_span() -> None:
-    known: Any = BatchSpanProcessor(InMemorySpanExporter())
-    assert takes_anything(known)
-    unknown: Any = SpanProcessor()
-    assert not takes_anything(unknown)
-    known.shutdown()
-
-
 def test_after_the_end_nothing_is_queued(lightly: Lightly) -> None:
     (processor,) = lightly.provider._active_span_processor._span_processors
     lightly.provider.shutdown()
     for _ in range(3):
         lightly.run(act())
     assert lightly.watch.flush(PATIENCE)
-    assert isinstance(processor, BatchSpanProcessor)
+    assert isinstance(processor, SpanQueue)
     assert not processor._batch_processor._queue
 
 
@@ -211,7 +216,7 @@ def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
 
 def test_what_is_not_written_is_counted() -> None:
     exporter = InMemorySpanExporter()
-    provider = LeanProvider(RESOURCE, [BatchSpanProcessor(exporter)], lambda spans: spans[1:])
+    provider = LeanProvider(RESOURCE, [SpanQueue(exporter)], lambda spans: spans[1:])
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(3):
         watch.begin(act()).end()

@@ -32,6 +32,7 @@ from opentelemetry.sdk.metrics.view import DefaultAggregation, ExplicitBucketHis
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from spectral.core.events.infrastructure.observability.otel_metrics import SCOPE, attributes_of
+from spectral_workers import losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +47,7 @@ _AS_DESCRIBED: Final = (DefaultAggregation, ExplicitBucketHistogramAggregation)
 def provider_for(exporters: Sequence[MetricExporter], resource: Resource) -> MeterProvider:
     """A provider of the SDK that sends to these exporters; one that reads histograms, if all of them take them."""
     if not all(map(_takes_ours, exporters)):
-        readers = [PeriodicExportingMetricReader(exporter) for exporter in exporters]
+        readers = [PeriodicExportingMetricReader(_Joining(exporter)) for exporter in exporters]
         return MeterProvider(readers, resource, shutdown_on_exit=False)  # its own way to end would wait for ever
     return ReadingProvider(exporters, resource)
 
@@ -75,7 +76,7 @@ class ReadingProvider(MeterProvider):
 
 
 class _Joining(MetricExporter):
-    """Sends what was collected, and what is kept, as one."""
+    """Sends what was collected, and what is kept, as one; keeps count of what cannot be sent."""
 
     def __init__(self, exporter: MetricExporter) -> None:
         super().__init__(
@@ -92,7 +93,13 @@ class _Joining(MetricExporter):
         **kwargs: Any,  # noqa: ANN401  the SDK's
     ) -> MetricExportResult:
         """See `MetricExporter`."""
-        return self._exporter.export(self._joined(metrics_data), timeout_millis, **kwargs)
+        result = MetricExportResult.FAILURE
+        try:
+            result = self._exporter.export(self._joined(metrics_data), timeout_millis, **kwargs)
+        finally:
+            if result is not MetricExportResult.SUCCESS:
+                losses.METRICS.count(failed=1)
+        return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         """See `MetricExporter`."""

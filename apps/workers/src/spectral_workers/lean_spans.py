@@ -12,7 +12,6 @@ none of our attributes meets. Else the tracer answers none, and is asked for a s
 from __future__ import annotations
 
 import time
-from collections import deque
 from functools import partial
 from random import getrandbits
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import Sampler
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Status, StatusCode
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
     from spectral.core.events.infrastructure.observability.lean import Origin
     from spectral.core.events.probe import Failure
+    from spectral_workers.span_queue import SpanQueue
 
     Writes: TypeAlias = Callable[[Sequence["KeptSpan"]], Sequence[object]]
 
@@ -64,12 +63,12 @@ class LeanProvider(TracerProvider):
     exported. That is another thread, mostly on another processor, which should find as little as can be to take over.
     """
 
-    def __init__(self, resource: Resource, processors: Sequence[BatchSpanProcessor], write: Writes) -> None:
+    def __init__(self, resource: Resource, queues: Sequence[SpanQueue], write: Writes) -> None:
         super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-        for processor in processors:
-            self.add_span_processor(processor)
+        for queue in queues:
+            self.add_span_processor(queue)
         self._write = write
-        self._emits = tuple(map(_emit_of, processors))
+        self._queues = tuple(queues)
         self._processors = _processors_of(self._active_span_processor)
 
     def get_tracer(
@@ -83,7 +82,7 @@ class LeanProvider(TracerProvider):
         tracer = super().get_tracer(instrumenting_module_name, instrumenting_library_version, schema_url, attributes)
         if instrumenting_module_name != SCOPE or not isinstance(tracer, Tracer) or self._processors is None:
             return tracer
-        return LeanTracer(tracer, self._processors, partial(_send, self._write, self._emits))
+        return LeanTracer(tracer, self._processors, partial(_send, self._write, self._queues))
 
 
 class LeanTracer(trace.Tracer):
@@ -335,34 +334,13 @@ def _processors_of(multiple: object) -> object:
     return getattr(multiple, "_span_processors", None)
 
 
-def _send(write: Writes, emits: Sequence[Callable[[Sequence[Any]], None]], spans: Sequence[KeptSpan]) -> None:
+def _send(write: Writes, queues: Sequence[SpanQueue], spans: Sequence[KeptSpan]) -> None:
+    if not any(queue.room for queue in queues):
+        for queue in queues:
+            queue.drop(len(spans))
+        return
     written = write(spans)
-    for emit in emits:
-        emit(written)
+    for queue in queues:
+        queue.put_many(written)
     if len(written) < len(spans):
         raise ValueError(f"{len(spans) - len(written)} spans cannot be written")
-
-
-def takes_anything(processor: BatchSpanProcessor) -> bool:
-    """Whether it is known how to hand its exporter what is no span of the SDK's."""
-    batches: Any = getattr(processor, "_batch_processor", None)  # by no public name
-    queue = getattr(batches, "_queue", None)
-    return isinstance(queue, deque) and queue.maxlen is not None and callable(getattr(batches, "emit", None))
-
-
-def _emit_of(processor: BatchSpanProcessor) -> Callable[[Sequence[Any]], None]:
-    """What takes spans that have ended, straight to its queue."""
-    batches: Any = getattr(processor, "_batch_processor", None)
-
-    def emit_all(spans: Sequence[Any]) -> None:
-        # All but the last, which is emitted as any span is: that sees to the rest, among others to an exporter that
-        # sleeps. Where there is no room for all, or the end has come, each is: then the SDK drops and tells.
-        queue: deque[Any] = batches._queue  # noqa: SLF001  as above; another one after a fork
-        room = (queue.maxlen or 0) - len(queue)
-        if len(spans) <= room and not getattr(batches, "_shutdown", False):
-            queue.extendleft(spans[:-1])
-            spans = spans[-1:]
-        for span in spans:
-            batches.emit(span)
-
-    return emit_all

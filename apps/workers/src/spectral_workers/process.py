@@ -29,6 +29,7 @@ from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.settings import SERVICE_VARIABLES, Identity
+from spectral_workers import losses
 from spectral_workers.emitter import Emitter
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
@@ -202,11 +203,13 @@ def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
 
 
 def troubles(watch: Watch) -> dict[str, tuple[int, int]]:
-    """What the tools missed; the log also what it was told in time and could not write."""
+    """What the tools missed; also what they were told in time and could not write or send."""
     known = watch.troubles()
-    dropped, failed = known.get("logs", (0, 0))
-    missed = missed_lines()
-    return known | {"logs": (dropped + missed[0], failed + missed[1])}
+    missed = {"logs": missed_lines(), "traces": losses.SPANS.counted(), "otel_metrics": losses.METRICS.counted()}
+    for tool, (dropped, failed) in missed.items():
+        before = known.get(tool, (0, 0))
+        known[tool] = before[0] + dropped, before[1] + failed
+    return known
 
 
 def scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:

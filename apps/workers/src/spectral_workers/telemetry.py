@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.trace.export import SpanExporter
 
     from spectral.core.events.settings import Identity
+    from spectral_workers.span_queue import SpanQueue
 
 _LAST_WORDS: Final = 1.8
 """Seconds for everything that has not been sent yet; with the rest of it, closing takes less than two."""
@@ -135,30 +136,28 @@ def _resource(identity: Identity) -> Resource:
 
 def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[], object]:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415  an extra
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415  an extra
+
+    from spectral_workers.span_queue import SpanQueue  # noqa: PLC0415  as above
 
     names = tuple(exporters)
     queued, sent = _batches()
-    processors = [
-        BatchSpanProcessor(exporter, max_queue_size=queued, max_export_batch_size=sent)
-        for exporter in [_span_exporter(name) for name in names]
-    ]
-    provider = _lean_provider(resource, processors) if set(names) == {"otlp"} else None
+    queues = [SpanQueue(exporter, queued, sent) for exporter in [_span_exporter(name) for name in names]]
+    provider = _lean_provider(resource, queues) if set(names) == {"otlp"} else None
     if provider is None:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-        for processor in processors:
-            provider.add_span_processor(processor)
+        for queue in queues:
+            provider.add_span_processor(queue)
     trace.set_tracer_provider(provider)
     return provider.shutdown
 
 
-def _lean_provider(resource: Resource, processors: Sequence[BatchSpanProcessor]) -> TracerProvider | None:
+def _lean_provider(resource: Resource, queues: Sequence[SpanQueue]) -> TracerProvider | None:
     """One of lean spans, if all there is to send them is as we know it; they mean nothing to anybody else."""
-    from spectral_workers.lean_spans import LeanProvider, takes_anything  # noqa: PLC0415  an extra
+    from spectral_workers.lean_spans import LeanProvider  # noqa: PLC0415  an extra
     from spectral_workers.otlp_spans import is_asked, write_spans  # noqa: PLC0415  as above
 
-    is_known = is_asked() and all(map(takes_anything, processors))
-    return LeanProvider(resource, processors, write_spans) if is_known else None
+    is_known = is_asked() and all(queue.takes_anything for queue in queues)
+    return LeanProvider(resource, queues, write_spans) if is_known else None
 
 
 def _batches() -> tuple[int | None, int | None]:
