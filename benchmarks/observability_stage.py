@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spectral.core.events.infrastructure.observability.watch import Watch
-    from spectral.core.events.probe import Act, Activity, Note
+    from spectral.core.events.probe import Act, Activity, Handle, Note
 
 TURNS_VARIABLE: Final = "BENCH_TURNS"
 """Where to write how the turns went."""
@@ -145,6 +145,12 @@ class ByTurns:
         self._told.tell(note)
         if isinstance(note, Finished):
             self._count(1)
+
+    def begin_many(self, acts: Sequence[Handle]) -> list[Activity]:
+        """See `Probe`."""
+        if self._told is self._watch:
+            return self._watch.begin_many(acts)
+        return [self._nobody.begin(act) for act in acts]
 
     def end_many(self, activities: Sequence[Activity]) -> None:
         """See `Probe`."""

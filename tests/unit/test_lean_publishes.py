@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import Span, StatusCode
 
 from spectral.core.events import EventEnvelope
+from spectral.core.events.infrastructure.observability.lean import Sort
 from spectral.core.events.infrastructure.observability.origins import RemoteSpan, copy_within
 from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
 from spectral.core.events.probe import Publish
@@ -47,7 +48,9 @@ class Publishes:
 
 
 def published(made: Lightly) -> Any:  # noqa: ANN401  one of the SDK's or one of ours
-    (span,) = [each for each in made.spans() if (each.shape if isinstance(each, KeptSpan) else each).name != PROCESS]
+    (span,) = [
+        each for each in made.spans() if (each.sort.shape if isinstance(each, KeptSpan) else each).name != PROCESS
+    ]
     return span
 
 
@@ -58,8 +61,8 @@ def by_the_sdk(one: EventEnvelope) -> Any:  # noqa: ANN401  as above
     """The span of a publish, where only those of handlers are lean."""
     start = LeanTracer.start_lean
 
-    def refuse(self: LeanTracer, shape: Any, origin: Any, event_id: Any, attempt: int | None) -> KeptSpan | None:  # noqa: ANN401  as it is given
-        return None if attempt is None else start(self, shape, origin, event_id, attempt)
+    def refuse(self: LeanTracer, sort: Sort, *given: Any) -> KeptSpan | None:  # noqa: ANN401  as it is given
+        return None if sort.attempt is None else start(self, sort, *given)
 
     with patch.object(LeanTracer, "start_lean", refuse):
         made = Lightly()
@@ -100,7 +103,7 @@ def test_it_is_the_child_of_the_handler_and_whatever_a_driver_does_is_its_own(li
 
     lightly.run(act(), do)
     insert = next(each for each in lightly.spans() if getattr(each, "name", None) == "insert")
-    (kept,) = [each for each in lightly.spans() if isinstance(each, KeptSpan) and each.attempt is None]
+    (kept,) = [each for each in lightly.spans() if isinstance(each, KeptSpan) and each.sort.attempt is None]
     assert insert.parent == kept.get_span_context()
     assert kept.parent_context() == spans[0].get_span_context()
 

@@ -210,7 +210,7 @@ def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
     for _ in range(2):
         lightly.run(act())
     good, bad = lightly.spans()
-    bad.own = ("no digits" + "0" * 23, 1)
+    bad.parent_name = f"00-{'no digits':032}-{'0' * 16}-01"
     assert len(write_spans([good, bad, good])) == 2
 
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags
 
-from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, end_span
+from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, Sort, end_span
 from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
 from spectral.core.events.infrastructure.observability.traces import SCOPE
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Status, StatusCode
     from opentelemetry.util.types import AnyValue, Attributes
 
-    from spectral.core.events.infrastructure.observability.lean import Origin
     from spectral.core.events.probe import Failure
     from spectral_workers.span_queue import SpanQueue
 
@@ -53,7 +52,7 @@ _RANDOM_TOO: Final = frozenset("2367abef") if _RANDOM else frozenset[str]()
 _AS_ONE: Final = {True: f"{TraceFlags.SAMPLED | _RANDOM:02x}", False: f"{TraceFlags.SAMPLED:02x}"}
 
 
-_ANY_SHAPE: Final = Shape("any", SpanKind.INTERNAL, {})
+_ANY_SORT: Final = Sort(Shape("any", SpanKind.INTERNAL, {}), is_child=False, is_linked=False)
 
 
 class LeanProvider(TracerProvider):
@@ -120,21 +119,22 @@ class LeanTracer(trace.Tracer):
         """Of its spans."""
         return self._tracer._instrumentation_scope  # noqa: SLF001  by no public name
 
-    def start_lean(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> KeptSpan | None:
+    def start_lean(
+        self, sort: Sort, parent: str | None, link: str | None, event_id: UUID, began: int
+    ) -> KeptSpan | None:
         """See `LeanSpans`."""
         if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
             return None
-        parent, is_local, _ = origin
-        if parent is None:
-            if not self._roots:
-                return None
-            trace_id = f"{self._next_trace_id():032x}"
-        else:
-            children = self._local_children if is_local else self._children
+        if parent is not None:
+            children = self._local_children if sort.is_local else self._children
             if not (self._everything if parent[-1] in NOT_SAMPLED else children):
                 return None
-            trace_id = parent[3:35]
-        return KeptSpan(self, shape, (trace_id, self._next_span_id() or 1), origin, event_id, attempt)
+            return KeptSpan(self, sort, parent, link, event_id, began, self._next_span_id() or 1)
+        if not self._roots:
+            return None
+        span = KeptSpan(self, sort, parent, link, event_id, began, self._next_span_id() or 1)
+        span.root_trace_id = f"{self._next_trace_id():032x}"
+        return span
 
     def flags_of(self, parent: str | None) -> str:
         """The flags of a span with this parent, or with none."""
@@ -142,21 +142,22 @@ class LeanTracer(trace.Tracer):
 
     def example(self) -> _Span:
         """A span of the SDK that has ended, of its resource and its scope, which nobody sends."""
-        return KeptSpan(self, _ANY_SHAPE, ("1" * 32, 1), (None, False, None), UUID(int=0), None).readable()
+        span = KeptSpan(self, _ANY_SORT, None, None, UUID(int=0), time.time_ns(), 1)
+        span.root_trace_id = "1" * 32
+        return span.readable()
 
     def full(self, kept: KeptSpan, processor: SpanProcessor | None = None) -> _Span:
         """The same as a span of the SDK, begun then."""
-        _, _, link = kept.origin
-        parent, own = kept.parent_context(), remote_span(link)
+        parent, own, shape = kept.parent_context(), remote_span(kept.link), kept.sort.shape
         span = _Span(
-            name=kept.shape.name,
+            name=shape.name,
             context=kept.get_span_context(),
             parent=parent,
             sampler=self.sampler,
             resource=self.resource,
-            attributes=kept.shape.attributes_of(kept.message_id, kept.attempt),
+            attributes=shape.attributes_of(kept.event_id, kept.sort.attempt),
             span_processor=self._multiple if processor is None else processor,
-            kind=kept.shape.kind,
+            kind=shape.kind,
             links=() if own is None else (Link(own),),
             instrumentation_info=self._tracer.instrumentation_info,
             limits=self._tracer._span_limits,  # noqa: SLF001  as above
@@ -174,23 +175,25 @@ class KeptSpan(LeanSpan):
     _traceparent: str | None = None
     _left: int | None = None
     ended: int | None = None
+    root_trace_id = ""  # of one that has no parent
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  what differs from one event to the next
         self,
         tracer: LeanTracer,
-        shape: Shape,
-        own: tuple[str, int],
-        origin: Origin,
+        sort: Sort,
+        parent: str | None,
+        link: str | None,
         event_id: UUID,
-        attempt: int | None,
+        began: int,
+        span_id: int,
     ) -> None:
         self.tracer = tracer
-        self.shape = shape
-        self.own = own
-        self.origin = origin
-        self.message_id = event_id
-        self.attempt = attempt
-        self.began = time.time_ns()
+        self.sort = sort
+        self.parent_name = parent
+        self.link = link
+        self.event_id = event_id
+        self.began = began
+        self.span_id = span_id
 
     # by whom it was begun
 
@@ -198,8 +201,9 @@ class KeptSpan(LeanSpan):
     def traceparent(self) -> str:
         """See `LeanSpan`; made when somebody asks for it, for of most spans nobody does."""
         if self._traceparent is None:
-            (trace_id, span_id), (parent, _, _) = self.own, self.origin
-            self._traceparent = f"00-{trace_id}-{span_id:016x}-{self.tracer.flags_of(parent)}"
+            parent = self.parent_name
+            trace_id = self.root_trace_id if parent is None else parent[3:35]
+            self._traceparent = f"00-{trace_id}-{self.span_id:016x}-{self.tracer.flags_of(parent)}"
         return self._traceparent
 
     def leave(self, failure: Failure | None, seconds: float) -> bool:
@@ -221,9 +225,8 @@ class KeptSpan(LeanSpan):
 
     def parent_context(self) -> SpanContext | None:
         """Its parent as the SDK has it; none if it has none."""
-        named, is_local, _ = self.origin
-        parent = remote_span(named)
-        if parent is None or not is_local:
+        parent = remote_span(self.parent_name)
+        if parent is None or not self.sort.is_local:
             return parent
         return SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=parent.trace_flags)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext
 
+    from spectral.core.events.infrastructure.observability.lean import Sort
     from spectral_workers.lean_spans import KeptSpan, LeanTracer
 
 _MAX_KNOWN: Final = 2_000
@@ -160,51 +161,48 @@ class _Form(NamedTuple):
 
 _TO_SPAN: Final = b"\x12\x08"
 _TO_ENDED: Final = b"\x41"
-_MAX_FORMS: Final = 100
 
 
 def _kept_span(span: KeptSpan) -> bytes:
-    (trace_digits, span_id), (parent, is_local, link), shape = span.own, span.origin, span.shape
-    key = (parent is None, is_local, link is None, span.attempt)
-    form: _Form | None = shape.written.get(key)
+    sort, parent, link = span.sort, span.parent_name, span.link
+    form: _Form | None = sort.written
     if form is None:
-        if len(shape.written) >= _MAX_FORMS:
-            shape.written.clear()
-        form = shape.written[key] = _form_of(span)
+        form = sort.written = _form_of(sort)
     pack, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
-    trace_id = unhexlify(trace_digits)
-    parent_id = b"" if parent is None else unhexlify(parent[36:52])
-    if link is None:
-        link_ids = b"", b""
-    elif link is parent:  # as nearly always
-        link_ids = trace_id, parent_id
+    if parent is None:
+        trace_id, parent_id = unhexlify(span.root_trace_id), b""
     else:
-        link_ids = unhexlify(link[3:35]), unhexlify(link[36:52])
+        trace_id, parent_id = unhexlify(parent[3:35]), unhexlify(parent[36:52])
+    if link is parent:  # as nearly always
+        linked_trace, linked_span = trace_id, parent_id
+    elif link is None:
+        linked_trace = linked_span = b""
+    else:
+        linked_trace, linked_span = unhexlify(link[3:35]), unhexlify(link[36:52])
     # With a dash after every fourth digit: three of them are too many.
-    message = hexlify(span.message_id.int.to_bytes(16, "big"), b"-", 2)
+    message = hexlify(span.event_id.int.to_bytes(16, "big"), b"-", 2)
     return pack(
-        to_trace, trace_id, _TO_SPAN, span_id.to_bytes(8, "big"), to_parent, parent_id, to_began, span.began, _TO_ENDED,
-        span.ended, to_message, message, message[5:], message[30:], message[35:], to_link, link_ids[0], to_link_span,
-        link_ids[1], to_end,
+        to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id, to_began, span.began,
+        _TO_ENDED, span.ended, to_message, message, message[5:], message[30:], message[35:], to_link, linked_trace,
+        to_link_span, linked_span, to_end,
     )  # fmt: skip
 
 
-def _form_of(span: KeptSpan) -> _Form:
-    """The form of a span and of all others like it; each has the same length."""
-    (parent, is_local, link), shape = span.origin, span.shape
+def _form_of(sort: Sort) -> _Form:
+    """The form of the spans of a sort; each has the same length."""
+    shape, has_parent, has_link = sort.shape, sort.is_child, sort.is_linked
     attributes = (_attribute(key, value) or b"" for key, value in {**shape.attributes, OUTCOME: WELL}.items())
-    attempt = b"" if span.attempt is None else _attribute(ATTEMPT, span.attempt) or b""
-    flags = _FLAGS_OF[_KNOWS_WHERE if parent is None or is_local else _ELSEWHERE]
+    attempt = b"" if sort.attempt is None else _attribute(ATTEMPT, sort.attempt) or b""
+    flags = _FLAGS_OF[_ELSEWHERE if has_parent and not sort.is_local else _KNOWS_WHERE]
     parts = [
         b"\x0a\x10",
-        b"" if parent is None else b"\x22\x08",
+        b"\x22\x08" if has_parent else b"",
         b"".join((_text(_NAME, shape.name), *attributes, b"\x30", bytes([shape.kind.value + 1]), b"\x39")),
         _MESSAGE_ID_BEFORE,
-        attempt + (b"" if link is None else b"\x6a\x21\x0a\x10"),
-        b"" if link is None else _TO_SPAN,
-        (b"" if link is None else b"\x35" + _ELSEWHERE.to_bytes(4, "little")) + _NO_STATUS + flags,
+        attempt + (b"\x6a\x21\x0a\x10" if has_link else b""),
+        _TO_SPAN if has_link else b"",
+        (b"\x35" + _ELSEWHERE.to_bytes(4, "little") if has_link else b"") + _NO_STATUS + flags,
     ]
-    has_parent, has_link = parent is not None, link is not None
     variable = 16 + 8 + 8 * has_parent + 8 + 8 + len(_ANY_ID) + 24 * has_link
     length = variable + sum(map(len, parts)) + len(_TO_SPAN) + len(_TO_ENDED)
     parts[0] = _field(_SPAN, bytes(length))[:-length] + parts[0]

@@ -457,7 +457,7 @@ class Probe(Protocol):
     One that tells others in its own time has `flush(within)` too, see `NoteTaker`; `Publishing.flush` calls it. One
     that is quicker with many at once may have `tell_many(notes)`: by that it is told of deliveries that were settled
     together and went well, each a `Finished`; and `end_many(activities)`, for those of its own that were left and have
-    gone well.
+    gone well. By `begin_many(acts)` it is told of handlers that begin together.
     """
 
     def tell(self, note: Note) -> None:

@@ -85,8 +85,9 @@ class _Walkers:
 
     async def walk(self, runs: Sequence[tuple[Delivery, Handler]]) -> None:
         deadline = self._loop.time() + min(handler.timeout_seconds for _, handler in runs)
-        for delivery, handler in runs:
-            self._set_out(delivery, handler)
+        activities = self._desk.watch_many(runs)
+        for (delivery, handler), activity in zip(runs, activities, strict=True):
+            self._set_out(delivery, handler, activity)
         while True:
             # Everybody goes as far as it can: to the end, to its statement, or to what it should not wait for.
             await asyncio.sleep(0)
@@ -99,8 +100,7 @@ class _Walkers:
             if self._errands.are_waiting:
                 await self._carry_out(deadline)
 
-    def _set_out(self, delivery: Delivery, handler: Handler) -> None:
-        activity = self._desk.watch(delivery, handler)
+    def _set_out(self, delivery: Delivery, handler: Handler, activity: Activity) -> None:
         walk = _Walk(delivery, handler, activity, self._errands.transaction())
         walk.task = self._loop.create_task(self._go(walk), name=handler.name, context=activity.context)
         self._walks.append(walk)

@@ -58,7 +58,7 @@ class _Entry:
     renewed = False
     done: tuple[str, ...] = ()
     failed: tuple[tuple[Handler, BaseException], ...] = ()
-    activity: Activity | None = None  # of the handler that ran last, if it is in a trace
+    activity: Activity | None = None  # of the handler that ran last
     runs: tuple[Run, ...] = ()  # of which nobody has been told
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
@@ -97,6 +97,7 @@ class Desk:
         self.probe = probe
         self._tell_many: Callable[[Sequence[Finished]], None] = getattr(probe, "tell_many", self._tell_each)
         self._end_many: Callable[[Sequence[Activity]], None] = getattr(probe, "end_many", runs.end_each)
+        self._begin_many: Callable[[Sequence[Handle]], list[Activity]] = getattr(probe, "begin_many", self._begin_each)
         self.random = random
         self.to_settle = Tray()
         self.trust = Trust()
@@ -381,6 +382,16 @@ class Desk:
                 entry.activity = activity
         return activity
 
+    def watch_many(self, handled: Sequence[tuple[Delivery, Handler]]) -> list[Activity]:
+        """The same of handlers that begin together, in a transaction."""
+        # As `Handle(...)`, without the call in between.
+        acts: list[Handle] = [tuple.__new__(Handle, (delivery, handler.name)) for delivery, handler in handled]  # pyright: ignore[reportUnknownMemberType]
+        return self._begin_many(acts)
+
+    def _begin_each(self, acts: Sequence[Handle]) -> list[Activity]:
+        """For probes that know of no heaps."""
+        return [self.probe.begin(act) for act in acts]
+
     def left(self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None) -> None:
         """A handler has ended in a transaction; what is told of it waits until it is known whether that is kept."""
         activity.leave()
@@ -389,6 +400,7 @@ class Desk:
             activity.undo()
         else:
             # As `Run(...)`, without the call in between.
+            entry.activity = activity
             entry.runs = (*entry.runs, tuple.__new__(Run, (handler_name, activity, error)))  # pyright: ignore[reportUnknownMemberType]
 
     def blame(self, delivery: Delivery, handler_name: str, error: BaseException) -> None:

@@ -8,7 +8,7 @@ keep these few is a tenth of the work of making a span of the SDK. The worker's 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
@@ -36,18 +36,14 @@ PUBLISHING: Final = {
 
 
 class Shape:
-    """What the spans of a handler, or of a type's publishes, have in common: all that is the same for each event.
+    """What the spans of a handler, or of a type's publishes, have in common: all that is the same for each event."""
 
-    written: room for whoever sends them, for the same in its own words, by what else there is to say.
-    """
-
-    __slots__ = ("attributes", "kind", "name", "written")
+    __slots__ = ("attributes", "kind", "name")
 
     def __init__(self, name: str, kind: SpanKind, attributes: dict[str, AttributeValue]) -> None:
         self.name = name
         self.kind = kind
         self.attributes = attributes
-        self.written: dict[object, Any] = {}
 
     @classmethod
     def of_publishes(cls, event_type: str, generation: int) -> Shape:
@@ -79,8 +75,24 @@ class Shape:
         return known if attempt is None else {**known, ATTEMPT: attempt}
 
 
-Origin: TypeAlias = tuple[str | None, bool, str | None]
-"""Where a span comes from: its parent, if it has one; whether that is in this process; and what it is linked to."""
+class Sort:
+    """What spans have in common that are alike but for ids and times.
+
+    attempt: at what they are about; a publish is none. is_child: whether they have a parent; is_local: in this process.
+    is_linked: whether they have a link. written: room for whoever sends them, for all of that in its own words.
+    """
+
+    __slots__ = ("attempt", "is_child", "is_linked", "is_local", "shape", "written")
+
+    def __init__(
+        self, shape: Shape, attempt: int | None = None, *, is_child: bool, is_linked: bool, is_local: bool = False
+    ) -> None:
+        self.shape = shape
+        self.attempt = attempt
+        self.is_child = is_child
+        self.is_local = is_local
+        self.is_linked = is_linked
+        self.written: Any = None
 
 
 class LeanSpan(Span):
@@ -103,8 +115,10 @@ class LeanSpan(Span):
 class LeanSpans(Protocol):
     """A tracer that begins such spans, and sends them."""
 
-    def start_lean(self, shape: Shape, origin: Origin, event_id: UUID, attempt: int | None) -> LeanSpan | None:
-        """Begin one; none: ask the tracer for it."""
+    def start_lean(
+        self, sort: Sort, parent: str | None, link: str | None, event_id: UUID, began: int
+    ) -> LeanSpan | None:
+        """Begin one of this sort at this time, with the parent and the link it has; none: ask the tracer for it."""
         ...
 
     def send_lean(self, spans: Sequence[Closing]) -> None:

@@ -109,7 +109,11 @@ class Lean(NamedTuple):
 
 
 class Tracer(Protocol):
-    """Follows acts."""
+    """Follows acts.
+
+    It may have a `start_many(acts)` too, for handlers that begin together: a list of what is `Carried` or `Lean`, or
+    none if that is not all there is; then it is asked for each.
+    """
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
         """Begin a span; none if nobody wants one."""

@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind
 
-from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Shape, end_span
+from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Shape, Sort, end_span
 from spectral.core.events.infrastructure.observability.origins import (
     NOT_SAMPLED,
     NOTHING,
@@ -127,8 +127,8 @@ class OpenTelemetryTracer:
     def __init__(self, _identity: Identity, worker: str | None = None, provider: TracerProvider | None = None) -> None:
         # The service and its environment are the resource's to say, the generation is the event's.
         self._source = TracerSource(worker, provider)
-        self._known: dict[tuple[str, str, str, int], Shape] = {}
-        self._known_publishes: dict[tuple[str, int], Shape] = {}
+        self._known: dict[tuple[str, str, str, int, int, int, bool], Sort] = {}
+        self._known_publishes: dict[tuple[str, int, bool], Sort] = {}
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
         """See `Tracer`."""
@@ -139,24 +139,43 @@ class OpenTelemetryTracer:
         source, delivery = self._source, act.delivery
         tracer = source.known or source.tracer()
         traceparent = delivery.trace_context
-        is_first = delivery.is_first
         if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
             if tracer is None:
                 return None
             traceparent = None
-        elif tracer is None or (source.follows_its_parent and is_first and traceparent[-1] in NOT_SAMPLED):
+        elif tracer is None or (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first):
             return carried(traceparent)
-        shape = self._known.get((delivery.event_type, delivery.target, act.handler_name, delivery.generation))
-        if shape is None:
-            shape = self._shape_of(delivery, act.handler_name)
-        parent = traceparent if is_first else None
+        sort = self._sort_of(delivery, act.handler_name, traceparent)
+        parent = traceparent if sort.is_child else None
         if source.lean is not None:
-            lean = source.lean.start_lean(shape, (parent, False, traceparent), delivery.event_id, delivery.attempts)
+            lean = source.lean.start_lean(sort, parent, traceparent, delivery.event_id, time.time_ns())
             if lean is not None:
-                # As `Lean(...)`, without the call in between. A child is in the trace that its event came with.
-                own = None if parent is not None else lean.traceparent
-                return tuple.__new__(Lean, (own, copy_within(lean), lean, None))  # pyright: ignore[reportUnknownMemberType]
-        return _handle_at_length(tracer, shape, delivery, parent)
+                # A child is in the trace that its event came with.
+                return Lean(None if sort.is_child else lean.traceparent, copy_within(lean), lean)
+        return _handle_at_length(tracer, sort.shape, delivery, parent)
+
+    def start_many(self, acts: Sequence[Handle]) -> list[Carried | Lean] | None:
+        """See `Tracer`."""
+        source = self._source
+        if source.known is None or source.lean is None or not source.follows_its_parent:
+            return None
+        began, begun, start_lean = time.time_ns(), list[Carried | Lean](), source.lean.start_lean
+        for delivery, handler_name in acts:
+            traceparent = delivery.trace_context
+            if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
+                traceparent = None
+            elif traceparent[-1] in NOT_SAMPLED and delivery.is_first:
+                begun.append(carried(traceparent))
+                continue
+            sort = self._sort_of(delivery, handler_name, traceparent)
+            is_child = sort.is_child
+            lean = start_lean(sort, traceparent if is_child else None, traceparent, delivery.event_id, began)
+            if lean is None:
+                return None
+            # As `Lean(...)`, without the call in between.
+            one = (None if is_child else lean.traceparent, copy_within(lean), lean, None)
+            begun.append(tuple.__new__(Lean, one))  # pyright: ignore[reportUnknownMemberType]
+        return begun
 
     def send(self, spans: Sequence[Closing]) -> None:
         """See `Tracer`."""
@@ -179,24 +198,39 @@ class OpenTelemetryTracer:
     def _lean_publish(self, tracer: LeanSpans, around: LeanSpan, act: Publish) -> Lean | None:
         """In a handler that has such a span."""
         (envelope,) = act.envelopes
-        key = (envelope.event_type, act.generation)
-        shape = self._known_publishes.get(key)
-        if shape is None:
+        link = None if remote_span(envelope.trace_context) is None else envelope.trace_context
+        key = (envelope.event_type, act.generation, link is not None)
+        sort = self._known_publishes.get(key)
+        if sort is None:
             if len(self._known_publishes) >= _MAX_KNOWN:
                 self._known_publishes.clear()
-            shape = self._known_publishes.setdefault(key, Shape.of_publishes(*key))
-        link = None if remote_span(envelope.trace_context) is None else envelope.trace_context
-        span = tracer.start_lean(shape, (around.traceparent, True, link), envelope.event_id, None)
+            shape = Shape.of_publishes(envelope.event_type, act.generation)
+            made = Sort(shape, is_child=True, is_linked=link is not None, is_local=True)
+            sort = self._known_publishes.setdefault(key, made)
+        span = tracer.start_lean(sort, around.traceparent, link, envelope.event_id, time.time_ns())
         if span is None:
             return None
         return Lean(span.traceparent, None, span, partial(detach, attach(trace.set_span_in_context(span))))
 
-    def _shape_of(self, delivery: Delivery, handler_name: str) -> Shape:
-        """One that is not known yet."""
+    def _sort_of(self, delivery: Delivery, handler_name: str, traceparent: str | None) -> Sort:
+        key = (
+            delivery.event_type,
+            delivery.target,
+            handler_name,
+            delivery.generation,
+            delivery.attempts,
+            delivery.replays,
+            traceparent is None,
+        )
+        sort = self._known.get(key)
+        if sort is not None:
+            return sort
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        key = (delivery.event_type, delivery.target, handler_name, delivery.generation)
-        return self._known.setdefault(key, Shape.of(delivery, handler_name))
+        is_linked = traceparent is not None
+        is_child = is_linked and delivery.is_first
+        shape = Shape.of(delivery, handler_name)
+        return self._known.setdefault(key, Sort(shape, delivery.attempts, is_child=is_child, is_linked=is_linked))
 
 
 def _handle_at_length(tracer: Tracer, shape: Shape, delivery: Delivery, parent: str | None) -> Traced | Carried | None:

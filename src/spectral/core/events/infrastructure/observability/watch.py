@@ -99,6 +99,9 @@ class Watch:
         self._quick = dict(quick or {})
         self._slow = [_Reader(Outlet(name), tool, getattr(tool, "wants", None)) for name, tool in slow.items()]
         self._tracer = tracer
+        self._start_many: Callable[[Sequence[Handle]], list[Carried | Lean] | None] = getattr(
+            tracer, "start_many", _one_by_one
+        )
         self._traces = Outlet("traces")
         self._raised: Counter[str] = Counter()
         self._caring: dict[type[Note], _Caring] = {}
@@ -304,6 +307,22 @@ class Watch:
             self._started_within(seconds)
         return self._timed(act, began) if activity is None else activity
 
+    def begin_many(self, acts: Sequence[Handle]) -> list[Activity]:
+        """See `Probe`."""
+        began = time.monotonic()
+        started: list[Carried | Lean] | None = None
+        if began >= self._trace_again_at:
+            try:
+                started = self._start_many(acts)
+            except _RAISED:  # as above
+                self._raised["traces"] += 1
+        if started is None:
+            return [self.begin(act) for act in acts]
+        return [
+            _LeanActivity(self, act, began, one) if type(one) is Lean else self._timed(act, began, *one[:2])
+            for act, one in zip(acts, started, strict=True)
+        ]
+
     def _timed(
         self, act: Act, began: float, traceparent: str | None = None, context: Context | None = None
     ) -> Activity:
@@ -356,6 +375,14 @@ class Watch:
         except _RAISED:  # as above
             self._raised["traces"] += 1
         return None
+
+    def finish_lean(self, span: Closing) -> None:
+        """Have it ended by its outlet, well."""
+        self._traces.put(partial(span.finish, None))
+
+    def failed_to_trace(self) -> None:
+        """Count what a span has raised."""
+        self._raised["traces"] += 1
 
     def go_back(self, there: Callable[[], None]) -> None:
         """To what was current before a span that has ended."""
@@ -419,6 +446,10 @@ def _went_well(note: Note) -> bool:
 def _without_heaps(caring: _Caring) -> _Caring:
     """Those who are told of one note at a time."""
     return _Caring(tuple([each for each in caring.quick if each.tell_many_at is None]), caring.slow)
+
+
+def _one_by_one(_: Sequence[Handle]) -> None:
+    """For tracers that know of no heaps."""
 
 
 def _only_counts(tool: Tool, _: type[Note]) -> bool:
@@ -539,9 +570,14 @@ class _LeanActivity:
         if type(act) is not Handle or len(act.delivery.payload) > MUCH:
             self.end()
             return
-        span = self._watch.end_lean(self._span, None, self._seconds or 0.0)
-        if span is not None:
-            spans.append(span)
+        span = self._span
+        try:
+            if span.leave(None, self._seconds or 0.0):
+                spans.append(span)
+            else:
+                self._watch.finish_lean(span)
+        except _RAISED:  # as above
+            self._watch.failed_to_trace()
         # As `HandlerRan(...)`, without the call in between.
         ran.append(tuple.__new__(HandlerRan, (act, self._seconds, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
 
