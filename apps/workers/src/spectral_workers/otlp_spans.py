@@ -104,8 +104,7 @@ def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:
     lean: dict[LeanTracer, list[bytes]] = {}
     for span in spans:
         if isinstance(span, tuple):
-            tracer, written = span
-            lean.setdefault(tracer, []).append(written)
+            lean.setdefault(span[0], []).append(span[1])
             continue
         key = (id(span.resource), id(span.instrumentation_scope))
         if key not in groups:
@@ -117,12 +116,14 @@ def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:
             groups[key][1].extend(alike)
         else:
             groups[key] = _around_lean(tracer), alike
-    return Encoded(b"".join(_group(*around, written) for around, written in groups.values()))
-
-
-def _group(outer: bytes, inner: bytes, written: Sequence[bytes]) -> bytes:
-    """Spans that have their resource and their scope in common."""
-    return _field(_RESOURCE_SPANS, outer + _field(_SCOPE_SPANS, b"".join((inner, *written))))
+    parts: list[bytes] = []
+    for (outer, inner), written in groups.values():
+        # All of it is put together once: copies of half a megabyte have the system look for memory each time.
+        before = _before(_SCOPE_SPANS, len(inner) + sum(map(len, written)))
+        length = len(outer) + len(before) + len(inner) + sum(map(len, written))
+        parts += (_before(_RESOURCE_SPANS, length), outer, before, inner)
+        parts += written
+    return Encoded(b"".join(parts))
 
 
 def _around(span: ReadableSpan) -> tuple[bytes, bytes]:
@@ -205,7 +206,7 @@ def _form_of(sort: Sort) -> _Form:
     ]
     variable = 16 + 8 + 8 * has_parent + 8 + 8 + len(_ANY_ID) + 24 * has_link
     length = variable + sum(map(len, parts)) + len(_TO_SPAN) + len(_TO_ENDED)
-    parts[0] = _field(_SPAN, bytes(length))[:-length] + parts[0]
+    parts[0] = _before(_SPAN, length) + parts[0]
     sizes = [len(part) for part in parts]
     pack = Struct(
         f"<{sizes[0]}s16s2s8s{sizes[1]}s{8 * has_parent}s{sizes[2]}sQ1sQ{sizes[3]}s4s24s4s4s"
@@ -302,14 +303,17 @@ def _text(tag: bytes, text: str) -> bytes:
 def _field(tag: bytes, data: bytes) -> bytes:
     """Data of any length, with its length before it."""
     length = len(data)
-    if length < _SHORT:
-        return b"%b%c%b" % (tag, length, data)
-    digits = bytearray()
+    return b"%b%c%b" % (tag, length, data) if length < _SHORT else _before(tag, length) + data
+
+
+def _before(tag: bytes, length: int) -> bytes:
+    """What is before data of this length."""
+    digits = bytearray(tag)
     while length >= _SHORT:
         digits.append(length & 0x7F | _SHORT)
         length >>= 7
     digits.append(length)
-    return b"%b%b%b" % (tag, bytes(digits), data)
+    return bytes(digits)
 
 
 _ANY_ID: Final = str(UUID(int=0))
