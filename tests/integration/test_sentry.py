@@ -28,6 +28,7 @@ from spectral.core.events.infrastructure.observability.sentry import SentryTool
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.settings import Identity
 from spectral.core.events.testing import EFFECTS_SCHEMA, Ledger, check, record_effect, settle_down
+from tests.unit.sentry_stage import sentry_everywhere
 
 CANARY = "canary8472"
 COUNT = 40
@@ -79,13 +80,16 @@ def publish_all(connection: psycopg.Connection[Any], publishing: Publishing) -> 
 
 async def drain_with(dsn: str, transport: Transport) -> Watch:
     """Deliver everything while reports go this way."""
+    with sentry_everywhere(transport, attach_stacktrace=True):
+        return await drain(dsn)
+
+
+async def drain(dsn: str) -> Watch:
+    """Deliver everything."""
     watch = Watch({"sentry": SentryTool(Identity(generation=1), "worker-1")})
-    options: dict[str, Any] = {"default_integrations": False, "attach_stacktrace": True}
-    with sentry_sdk.isolation_scope() as scope:
-        scope.set_client(sentry_sdk.Client(dsn="https://key@sentry.example/1", transport=transport, **options))
-        settings = WorkerSettings(generation=1, replace_subscriptions=True)
-        listener = worker(failing_every_other(), settings=settings, database=DatabaseSettings(dsn=dsn), probe=watch)
-        await listener.run(until="drained")
+    settings = WorkerSettings(generation=1, replace_subscriptions=True)
+    listener = worker(failing_every_other(), settings=settings, database=DatabaseSettings(dsn=dsn), probe=watch)
+    await listener.run(until="drained")
     return watch
 
 
@@ -117,6 +121,18 @@ async def test_dead_letters_of_a_real_worker_are_reported_without_what_is_in_the
     assert report["tags"]["handler_name"] == "platform.project"
     assert CANARY not in transport.text
     await assert_all_settled(database, ledger)
+
+
+async def test_what_the_program_reports_after_them_shows_dead_letters(database: str, ledger: Ledger) -> None:
+    transport = Stubborn(lambda: None)
+    with sentry_everywhere(transport):
+        watch = await drain(database)
+        sentry_sdk.capture_message("the end")
+        watch.flush(10)
+        await assert_all_settled(database, ledger)
+    (own,) = [report for report in transport.reports if report.get("message") == "the end"]
+    lost = {crumb["data"]["event_id"] for crumb in own["breadcrumbs"]["values"] if crumb["category"] == "spectral"}
+    assert len(lost) == COUNT // 2
 
 
 async def test_reports_that_hang_hold_nothing_up(database: str, ledger: Ledger) -> None:

@@ -65,10 +65,26 @@ class Kept(Transport):
 def sentry(**options: Any) -> Iterator[Kept]:  # noqa: ANN401  whatever the SDK takes
     """A program that has set Sentry up, within this block."""
     kept = Kept({"dsn": None})
-    given = {"default_integrations": False, **options}
     with sentry_sdk.isolation_scope() as scope:
-        scope.set_client(sentry_sdk.Client(dsn="https://key@sentry.example/1", transport=kept, **given))
+        scope.set_client(client_of(kept, **options))
         yield kept
+
+
+@contextmanager
+def sentry_everywhere(transport: Transport, **options: Any) -> Iterator[None]:  # noqa: ANN401  whatever the SDK takes
+    """A program that has set Sentry up for all its threads and tasks, as `sentry_sdk.init` does."""
+    scope = sentry_sdk.get_global_scope()
+    scope.set_client(client_of(transport, **options))
+    try:
+        yield
+    finally:
+        scope.set_client(None)
+        scope.clear_breadcrumbs()
+
+
+def client_of(transport: Transport, **options: Any) -> sentry_sdk.Client:  # noqa: ANN401  as above
+    given = {"default_integrations": False, **options}
+    return sentry_sdk.Client(dsn="https://key@sentry.example/1", transport=transport, **given)
 
 
 class Clock:

@@ -3,7 +3,7 @@
 A report is made by hand, of names, counts and the error as it is kept: no stack, no variables, no payload, and nothing
 of what the program has told Sentry about itself elsewhere, such as a user or a request, for it is about an event that
 has nothing to do with them. Reports are few: one a minute for each kind of failure, thirty in all; what was held back
-is counted on the next. A breadcrumb is left for each.
+is counted on the next. A breadcrumb is left for each, where whatever the program reports itself later will show it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 import sys
 import time
 from collections import OrderedDict, deque
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from spectral.core.events.infrastructure.observability.outlet import flush_first
@@ -20,7 +22,7 @@ from spectral.core.events.outcome import DeadLetter
 from spectral.core.events.probe import DeadRow, Finished, Reaped, Unhandled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from spectral.core.events.probe import Note
     from spectral.core.events.settings import Identity
@@ -33,6 +35,9 @@ MAX_REPORTS: Final = 30
 MAX_REMEMBERED: Final = 1_000
 _MINUTE: Final = 60.0
 _TRAIL: Final = 20
+_MOST_CRUMBS: Final = 100
+"""Of one note: Sentry keeps no more, unless told, and they are left in the flow."""
+
 _UNKNOWN: Final = "unknown"
 _LOGGERS: Final = ("spectral.worker", "spectral.publish", "spectral.operator")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -77,6 +82,7 @@ class SentryTool:
         self._allowance = Allowance(clock)
         self._ignored = False
         self._client: Any = None
+        self._within = Context()
         self._trail: deque[dict[str, object]] = deque(maxlen=_TRAIL)
 
     def cares_for(self, kind: type[Note]) -> bool:
@@ -93,6 +99,11 @@ class SentryTool:
             # Kept: a client may be set for a part of the program, and the outlet's thread is no part of it.
             self._client = client
             flush_first()
+        if _asks_the_program(client):
+            self._within = copy_context()
+        else:
+            # Here, for the program may report something of its own before the outlet's thread has looked at this.
+            _leave_breadcrumbs(sdk, client, deque(_losses(note), maxlen=_MOST_CRUMBS), time.time())
         return True
 
     def wants_well(self, _kind: type[Note]) -> bool:
@@ -109,8 +120,11 @@ class SentryTool:
         if not client.is_active():
             return
         self._keep_from_the_log()
+        happened_at = time.time() if at is None else at
+        if _asks_the_program(client):
+            self._within.run(_leave_breadcrumbs, sdk, client, losses[-_MOST_CRUMBS:], happened_at)
         for loss in losses:
-            self._leave_breadcrumb(sdk, loss, time.time() if at is None else at)
+            self._trail.append({"timestamp": happened_at, "type": "default", **_crumb(loss)})
             allowed = self._allowance.take(loss.fingerprint)
             if allowed is not None:
                 # The client and not the scope: that would add what it knows of whatever else the program does.
@@ -123,11 +137,6 @@ class SentryTool:
             self._ignored = True
             for name in _LOGGERS:
                 logging.ignore_logger(name)
-
-    def _leave_breadcrumb(self, sdk: Any, loss: Loss, at: float) -> None:  # noqa: ANN401  a module that is not imported
-        crumb = {"category": CATEGORY, "level": "error", "message": "dead letter", "data": _fields(loss)}
-        self._trail.append({"timestamp": at, "type": "default", **crumb})
-        sdk.add_breadcrumb(crumb)
 
     def _report(self, loss: Loss, allowed: Allowed) -> dict[str, object]:
         said = (loss.event_type or "an event", loss.target or _UNKNOWN, loss.error_class)
@@ -160,6 +169,26 @@ class SentryTool:
             # Present, so that `attach_stacktrace` adds no stack, and none of the variables on it.
             "threads": {"values": []},
         }
+
+
+def _asks_the_program(client: Any) -> bool:  # noqa: ANN401  of a module that is not imported
+    """Whether a breadcrumb is shown to the program first, which may take its time: then it is left by the outlet."""
+    return client.options.get("before_breadcrumb") is not None
+
+
+def _leave_breadcrumbs(sdk: Any, client: Any, losses: Iterable[Loss], at: float) -> None:  # noqa: ANN401  as above
+    """Of a client that is everybody's, where every thread and task finds them; else for the part it was set for.
+
+    A worker's tasks may each have an isolation scope of their own, and a thread always has.
+    """
+    everywhere = sdk.get_global_scope()
+    scope = everywhere if everywhere.client is client else sdk.get_isolation_scope()
+    for loss in losses:
+        scope.add_breadcrumb({"timestamp": datetime.fromtimestamp(at, UTC), **_crumb(loss)})
+
+
+def _crumb(loss: Loss) -> dict[str, object]:
+    return {"category": CATEGORY, "level": "error", "message": "dead letter", "data": _fields(loss)}
 
 
 def _is_loss(note: Note) -> bool:
