@@ -17,7 +17,8 @@ from spectral.core.events.infrastructure.observability import otel_metrics
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics, observe
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.metrics import METRICS, Kind, Sample
-from tests.unit.test_metrics_recorder import finished, life, ran
+from spectral.core.events.probe import Failure
+from tests.unit.test_metrics_recorder import finished, life, published, ran
 from tests.unit.test_routes import COMPLETED
 
 Points = dict[tuple[str, frozenset[tuple[str, Any]]], Any]
@@ -78,6 +79,19 @@ def test_messages_are_told_as_the_conventions_want(reader: InMemoryMetricReader)
         ("messaging.process.duration", frozenset((told | {"error.type": "ValueError"}).items())),
     }
     assert {point.explicit_bounds for point in points.values()} == {metrics.PROCESS_DURATION.buckets}
+
+
+def test_a_publish_that_failed_is_told_with_its_error(reader: InMemoryMetricReader) -> None:
+    tool = OpenTelemetryMetrics()
+    tool.tell(published(COMPLETED))
+    tool.tell(published(COMPLETED, failure=Failure("PublishError", "no")))
+    told = {
+        "messaging.system": "spectral",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+    }
+    durations = {attributes for name, attributes in collected(reader) if name == "messaging.client.operation.duration"}
+    assert durations == {frozenset(told.items()), frozenset((told | {"error.type": "PublishError"}).items())}
 
 
 def test_many_types_of_events_make_two_hundred_series_and_one(reader: InMemoryMetricReader) -> None:

@@ -164,9 +164,10 @@ def test_a_life_is_counted() -> None:
 def test_durations_are_put_into_buckets() -> None:
     found = {(each.metric.name, *each.labels): each for each in told(*life()).distributions()}
     assert {name: each.count for name, each in found.items()} == {
-        ("messaging.client.operation.duration", "publish", "send"): 2,
-        ("messaging.client.operation.duration", "claim", "receive"): 2,
-        ("messaging.client.operation.duration", "settle", "settle"): 1,
+        ("messaging.client.operation.duration", "publish", "send", ""): 1,
+        ("messaging.client.operation.duration", "publish", "send", "PublishError"): 1,
+        ("messaging.client.operation.duration", "claim", "receive", ""): 2,
+        ("messaging.client.operation.duration", "settle", "settle", ""): 1,
         ("messaging.process.duration", COMPLETED, "platform.project", ""): 1,
         ("messaging.process.duration", COMPLETED, "platform.project", "ValueError"): 1,
         ("spectral.ack.duration", "platform"): 2,

@@ -127,6 +127,7 @@ class BoundedLabels:
 # Labels
 
 _OPERATION: Final = ("messaging.operation.name", "messaging.operation.type")
+_ERROR: Final = "error.type"
 _DESTINATION: Final = "messaging.destination.name"
 _CONTEXT: Final = ("context",)
 _EVENT: Final = ("context", "event_type")
@@ -158,8 +159,9 @@ def _gauge(name: str, unit: str, says: str, labels: tuple[str, ...] = ()) -> Met
 
 OPERATION_DURATION: Final = _histogram(
     "messaging.client.operation.duration",
-    "How long it took to publish, to claim (by context that had rows) and to settle.",
-    _OPERATION,
+    "How long it took to publish, with the class of the error if that failed, to claim (by context that had rows) and"
+    " to settle.",
+    (*_OPERATION, _ERROR),
     _CONVENTIONAL,
 )
 SENT_MESSAGES: Final = _counter(
@@ -178,7 +180,7 @@ CONSUMED_MESSAGES: Final = _counter(
 PROCESS_DURATION: Final = _histogram(
     "messaging.process.duration",
     "How long a handler ran, with the class of its error if it failed.",
-    (_DESTINATION, "spectral.handler", "error.type"),
+    (_DESTINATION, "spectral.handler", _ERROR),
     _CONVENTIONAL,
 )
 

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 Measure: TypeAlias = tuple[Metric, tuple[str, ...], float]
 """A metric, the values of its labels, and how much it grows by, or what is to be put into its buckets."""
 
-PUBLISH: Final = ("publish", "send")
-CLAIM: Final = ("claim", "receive")
-SETTLE: Final = ("settle", "settle")
+# The last one is the error: of a claim and of a settlement, only those that succeed are told.
+PUBLISH: Final = ("publish", "send", "")
+CLAIM: Final = ("claim", "receive", "")
+SETTLE: Final = ("settle", "settle", "")
 _LISTEN: Final = "listen"
 
 _OUTCOMES: Final = ("delivered", "already_handled", "retry", "failed", "released")
@@ -67,9 +68,9 @@ def _finished(note: probe.Finished) -> Sequence[Measure]:
 
 
 def _published(note: probe.Published) -> Sequence[Measure]:
-    took: Measure = (metrics.OPERATION_DURATION, PUBLISH, note.seconds)
     if note.failure is not None:
-        return (took,)
+        return ((metrics.OPERATION_DURATION, (*PUBLISH[:-1], note.failure.kind), note.seconds),)
+    took: Measure = (metrics.OPERATION_DURATION, PUBLISH, note.seconds)
     types = Counter(envelope.event_type for envelope in note.act.envelopes)
     return took, *((metrics.SENT_MESSAGES, (event_type,), times) for event_type, times in types.items())
 
