@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,7 +27,7 @@ from spectral.core.events.bootstrap import publisher_for, worker
 from spectral.core.events.delivery.publish import Publishing
 from spectral.core.events.infrastructure.observability.sentry import SentryTool
 from spectral.core.events.infrastructure.observability.watch import Watch
-from spectral.core.events.settings import Identity
+from spectral.core.events.settings import Identity, WorkerTimes
 from spectral.core.events.testing import EFFECTS_SCHEMA, Ledger, check, record_effect, settle_down
 from tests.unit.sentry_stage import sentry_everywhere
 
@@ -133,6 +134,29 @@ async def test_what_the_program_reports_after_them_shows_dead_letters(database: 
     (own,) = [report for report in transport.reports if report.get("message") == "the end"]
     lost = {crumb["data"]["event_id"] for crumb in own["breadcrumbs"]["values"] if crumb["category"] == "spectral"}
     assert len(lost) == COUNT // 2
+
+
+async def test_a_row_that_nobody_handles_is_reported_by_a_real_worker(
+    database: str, connection: psycopg.Connection[Any], publishing: Publishing
+) -> None:
+    reported = threading.Event()
+    transport = Stubborn(reported.set)
+    event = EventEnvelope(event_type="worlds.scan.forgotten", source="worlds", target="platform")
+    with connection.transaction():
+        publisher_for(connection, publishing).publish(event)
+    settings = WorkerSettings(
+        generation=1, replace_subscriptions=True, times=WorkerTimes(unhandled_after=timedelta(seconds=0.1))
+    )
+    watch = Watch({"sentry": SentryTool(Identity(generation=1), "worker-1")})
+    with sentry_everywhere(transport):
+        async with worker(
+            failing_every_other(), settings=settings, database=DatabaseSettings(dsn=database), probe=watch
+        ):
+            assert await asyncio.to_thread(reported.wait, 30)
+    (report,) = transport.reports
+    assert report["fingerprint"] == ["spectral", "worlds.scan.forgotten", "NoHandlerError"]
+    assert report["extra"]["event_id"] == str(event.event_id)
+    assert (report["tags"]["source"], report["tags"]["target"]) == ("worlds", "platform")
 
 
 async def test_reports_that_hang_hold_nothing_up(database: str, ledger: Ledger) -> None:

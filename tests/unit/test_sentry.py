@@ -6,12 +6,13 @@ import sys
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sentry_sdk
 
 from spectral.core.events.outcome import AlreadyHandled, Handled, Released, Retry
-from spectral.core.events.probe import Reaped, Stopped, Unhandled
+from spectral.core.events.probe import DeadRow, Reaped, Stopped, Unhandled
 from tests.unit.sentry_stage import (
     CANARY,
     DELIVERY,
@@ -24,6 +25,20 @@ from tests.unit.sentry_stage import (
     only,
     sentry,
     tool,
+)
+
+ROW_ID = UUID("00000000-0000-4000-8000-00000000000a")
+DEAD = DeadRow(
+    row_id=ROW_ID,
+    event_id=EVENT_ID,
+    event_type="worlds.scan.completed",
+    source="worlds",
+    target="platform",
+    workspace_id=None,
+    trace_context=DELIVERY.trace_context,
+    attempts=6,
+    last_error="WorkerLostError: worker worker-2 is gone",
+    generation=3,
 )
 
 # what is said
@@ -92,6 +107,52 @@ def test_rows_that_nobody_handles_are_reported() -> None:
     types = ("worlds.scan.started", "worlds.scan.failed")
     assert kinds == [["spectral", event_type, "NoHandlerError"] for event_type in types]
     assert {event["tags"]["target"] for event in kept.events} == {"platform"}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        Reaped(ROW_ID, "failed", "orphaned", "worker-2", 6, DEAD),
+        Unhandled("platform", [(ROW_ID, DEAD.event_type)], [DEAD]),
+    ],
+    ids=["worker_lost", "no_handler"],
+)
+def test_a_row_that_is_known_is_reported_with_whose_it_was(note: Reaped | Unhandled) -> None:
+    watched = tool()
+    with sentry() as kept:
+        assert watched.wants(note)
+        watched.tell(note)
+    event = only(kept)
+    assert event["fingerprint"] == ["spectral", "worlds.scan.completed", "WorkerLostError"]
+    assert event["tags"] == {
+        "event_type": "worlds.scan.completed",
+        "source": "worlds",
+        "target": "platform",
+        "generation": "3",
+        "service": "shop",
+        "environment": "staging",
+    }
+    said = event["extra"]
+    assert (said["event_id"], said["last_error"], said["attempts"]) == (str(EVENT_ID), DEAD.last_error, 6)
+    assert event["contexts"]["trace"] == {"trace_id": TRACE_ID, "span_id": ROW_SPAN_ID}
+    (crumb,) = event["breadcrumbs"]["values"]
+    assert crumb["data"] == {
+        "event_id": str(EVENT_ID),
+        "event_type": "worlds.scan.completed",
+        "source": "worlds",
+        "target": "platform",
+        "last_error": DEAD.last_error,
+        "attempts": 6,
+    }
+
+
+def test_of_rows_that_are_known_each_is_reported_once() -> None:
+    kinds = ("worlds.scan.started", "worlds.scan.failed")
+    dead = [DEAD._replace(event_type=kind, trace_context=None) for kind in kinds]
+    with sentry() as kept:
+        tool().tell(Unhandled("platform", [(row.row_id, row.event_type) for row in dead], dead))
+    assert [event["tags"]["event_type"] for event in kept.events] == list(kinds)
+    assert not any("trace" in event["contexts"] for event in kept.events)
 
 
 @pytest.mark.parametrize(
