@@ -82,9 +82,9 @@ def sentry_everywhere(transport: Transport, **options: Any) -> Iterator[None]:  
         scope.clear_breadcrumbs()
 
 
-def client_of(transport: Transport, **options: Any) -> sentry_sdk.Client:  # noqa: ANN401  as above
-    given = {"default_integrations": False, **options}
-    return sentry_sdk.Client(dsn="https://key@sentry.example/1", transport=transport, **given)
+def client_of(transport: Transport | None, **options: Any) -> sentry_sdk.Client:  # noqa: ANN401  as above
+    given = {"dsn": "https://key@sentry.example/1", "default_integrations": False, **options}
+    return sentry_sdk.Client(transport=transport, **given)
 
 
 class Clock:

@@ -27,6 +27,7 @@ from spectral.core.events.infrastructure.observability.health_samples import hea
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
+from spectral.core.events.infrastructure.observability.sentry import lost_reports
 from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.settings import SERVICE_VARIABLES, Identity
 from spectral_workers import losses
@@ -205,7 +206,12 @@ def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
 def troubles(watch: Watch) -> dict[str, tuple[int, int]]:
     """What the tools missed; also what they were told in time and could not write or send."""
     known = watch.troubles()
-    missed = {"logs": missed_lines(), "traces": losses.SPANS.counted(), "otel_metrics": losses.METRICS.counted()}
+    missed = {
+        "logs": missed_lines(),
+        "sentry": lost_reports(),
+        "traces": losses.SPANS.counted(),
+        "otel_metrics": losses.METRICS.counted(),
+    }
     for tool, (dropped, failed) in missed.items():
         before = known.get(tool, (0, 0))
         known[tool] = before[0] + dropped, before[1] + failed

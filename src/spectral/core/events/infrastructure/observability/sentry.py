@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from spectral.core.events.infrastructure.observability.outlet import flush_first
+from spectral.core.events.infrastructure.observability.sentry_losses import LostReports
 from spectral.core.events.outcome import DeadLetter
 from spectral.core.events.probe import DeadRow, Finished, Reaped, Unhandled
 
@@ -40,6 +41,7 @@ _MOST_CRUMBS: Final = 100
 
 _UNKNOWN: Final = "unknown"
 _LOGGERS: Final = ("spectral.worker", "spectral.publish", "spectral.operator")
+_lost: Final = LostReports(CATEGORY)
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -120,6 +122,7 @@ class SentryTool:
         if not client.is_active():
             return
         self._keep_from_the_log()
+        _lost.follow(client.transport)
         happened_at = time.time() if at is None else at
         if _asks_the_program(client):
             self._within.run(_leave_breadcrumbs, sdk, client, losses[-_MOST_CRUMBS:], happened_at)
@@ -169,6 +172,11 @@ class SentryTool:
             # Present, so that `attach_stacktrace` adds no stack, and none of the variables on it.
             "threads": {"values": []},
         }
+
+
+def lost_reports() -> tuple[int, int]:
+    """How many reports of this process Sentry has dropped by itself, and on how many it failed."""
+    return _lost.dropped, _lost.failed
 
 
 def _asks_the_program(client: Any) -> bool:  # noqa: ANN401  of a module that is not imported
