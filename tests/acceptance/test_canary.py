@@ -198,7 +198,8 @@ def assert_operators_hear_nothing(dsn: str, connection: psycopg.Connection[Any],
     )
     assert payload in screen
     assert_quiet("events show", screen.replace(payload, ""))
-    for command in ("dlq list", "dlq groups", "status", "doctor", "audit", "events list"):
+    lists = ("dlq list", "dlq groups", "audit", "events list", "tail --once --last 1000")
+    for command in (*lists, "status", "top --once", "doctor", "relay status"):
         ran = desk.spectral(*command.split(), "--json")
         assert ran.out
         assert_quiet(command, ran.out + ran.err)
@@ -238,7 +239,18 @@ def test_the_bird_is_not_heard_when_the_worker_crashes(dsn: str, tmp_path: Path,
         assert_quiet(path, body.decode(errors="replace"))
 
 
-@pytest.mark.parametrize("arguments", ["status", "worker app:platform --once", "dlq list", "doctor", "migrate status"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "status",
+        "top --once",
+        "tail --once",
+        "worker app:platform --once",
+        "dlq list",
+        "doctor",
+        "migrate status",
+    ],
+)
 def test_the_bird_is_not_heard_when_the_database_is_away(arguments: str, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     away = f"postgresql://ada:{PASSWORD}@127.0.0.1:1/app?connect_timeout=2"
