@@ -142,6 +142,42 @@ def test_a_collector_reads_what_it_would_have_been_sent_by_the_sdk(lightly: Ligh
     assert kept.get_span_context().trace_flags == full.context.trace_flags
 
 
+def alike(span: KeptSpan) -> tuple[Any, ...]:
+    *around, light = sent(span)
+    for field in ("span_id", "start_time_unix_nano", "end_time_unix_nano"):
+        light.ClearField(field)
+    if not light.parent_span_id:
+        light.ClearField("trace_id")
+    return (*around, light)
+
+
+def test_those_that_begin_together_are_what_they_would_have_been_one_by_one(lightly: Lightly) -> None:
+    acts = [*ACTS.values(), act(UNSAMPLED), act(UNSAMPLED, attempts=2), *ACTS.values()]
+    for each in acts:
+        lightly.run(each)
+    one_by_one = lightly.spans()
+    activities = lightly.watch.begin_many(acts)
+    for each, activity in zip(acts, activities, strict=True):
+        assert activity.context is not None
+        own = activity.context.run(trace.get_current_span).get_span_context()
+        assert f"{own.trace_id:032x}" == (activity.traceparent or each.delivery.trace_context or "")[3:35]
+        activity.leave()
+    lightly.watch.end_many(activities)
+    together = lightly.spans()[len(one_by_one) :]
+    assert len(together) == len(acts) - 1, "of what was not sampled nobody has a span, unless it is a retry"
+    assert [alike(span) for span in together] == [alike(span) for span in one_by_one]
+
+
+def test_where_one_cannot_be_lean_none_of_those_that_begin_together_is(lightly: Lightly) -> None:
+    exporter = InMemorySpanExporter()
+    lightly.provider.add_span_processor(SimpleSpanProcessor(exporter))
+    activities = lightly.watch.begin_many([act(), act()])
+    for activity in activities:
+        activity.leave()
+    lightly.watch.end_many(activities)
+    assert len(lightly.spans()) == len(exporter.get_finished_spans()) == 2
+
+
 def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     lightly.run(act())
     lightly.run(act(), lambda span: span.set_attribute("mine", 1))

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from spectral.core.events.infrastructure.observability.tools import Closing
-    from spectral.core.events.lease import Delivery
     from spectral.core.events.probe import Failure
 
 MESSAGE_ID: Final = "messaging.message.id"
@@ -56,18 +55,18 @@ class Shape:
         return cls(f"publish {event_type}", SpanKind.PRODUCER, attributes)
 
     @classmethod
-    def of(cls, delivery: Delivery, handler_name: str) -> Shape:
-        """The shape of those of a handler that is given events of this kind."""
+    def of_handler(cls, event_type: str, target: str, handler_name: str, generation: int) -> Shape:
+        """The shape of those of a handler that is given events of this type."""
         attributes: dict[str, AttributeValue] = {
             "messaging.system": "spectral",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
-            "messaging.destination.name": delivery.event_type,
-            "messaging.consumer.group.name": delivery.target,
+            "messaging.destination.name": event_type,
+            "messaging.consumer.group.name": target,
             "spectral.handler": handler_name,
-            "spectral.generation": delivery.generation,
+            "spectral.generation": generation,
         }
-        return cls(f"process {delivery.event_type}", SpanKind.CONSUMER, attributes)
+        return cls(f"process {event_type}", SpanKind.CONSUMER, attributes)
 
     def attributes_of(self, event_id: UUID, attempt: int | None) -> dict[str, AttributeValue]:
         """All of a span's attributes as it begins; a publish is no attempt at anything."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from functools import cache, partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach
@@ -50,6 +50,8 @@ SCOPE: Final = "spectral"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that the names of attributes are taken from."""
 
+_Alike: TypeAlias = tuple[str, str, str, int, int, bool, bool]
+_UNKNOWN: Final = Sort(Shape("unknown", SpanKind.CONSUMER, {}), is_child=False, is_linked=False)
 _LOOK_EVERY: Final = 0.2  # seconds
 _MAX_KNOWN: Final = 1_000
 
@@ -127,7 +129,7 @@ class OpenTelemetryTracer:
     def __init__(self, _identity: Identity, worker: str | None = None, provider: TracerProvider | None = None) -> None:
         # The service and its environment are the resource's to say, the generation is the event's.
         self._source = TracerSource(worker, provider)
-        self._known: dict[tuple[str, str, str, int, int, int, bool], Sort] = {}
+        self._known: dict[_Alike, Sort] = {}
         self._known_publishes: dict[tuple[str, int, bool], Sort] = {}
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
@@ -145,7 +147,7 @@ class OpenTelemetryTracer:
             traceparent = None
         elif tracer is None or (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first):
             return carried(traceparent)
-        sort = self._sort_of(delivery, act.handler_name, traceparent)
+        sort = self._sort_of(_alike(delivery, act.handler_name, traceparent))
         parent = traceparent if sort.is_child else None
         if source.lean is not None:
             lean = source.lean.start_lean(sort, parent, traceparent, delivery.event_id, time.time_ns())
@@ -157,23 +159,27 @@ class OpenTelemetryTracer:
     def start_many(self, acts: Sequence[Handle]) -> list[Carried | Lean] | None:
         """See `Tracer`."""
         source = self._source
-        if source.known is None or source.lean is None or not source.follows_its_parent:
+        if source.known is None or source.lean is None:
             return None
-        began, begun, start_lean = time.time_ns(), list[Carried | Lean](), source.lean.start_lean
+        follows_its_parent, start_lean = source.follows_its_parent, source.lean.start_lean
+        began, begun = time.time_ns(), list[Carried | Lean]()
+        last: _Alike | None = None
+        sort = _UNKNOWN
         for delivery, handler_name in acts:
             traceparent = delivery.trace_context
             if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
                 traceparent = None
-            elif traceparent[-1] in NOT_SAMPLED and delivery.is_first:
+            elif follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first:
                 begun.append(carried(traceparent))
                 continue
-            sort = self._sort_of(delivery, handler_name, traceparent)
-            is_child = sort.is_child
-            lean = start_lean(sort, traceparent if is_child else None, traceparent, delivery.event_id, began)
+            alike = _alike(delivery, handler_name, traceparent)
+            if alike != last:  # mostly they are all alike
+                sort, last = self._sort_of(alike), alike
+            lean = start_lean(sort, traceparent if sort.is_child else None, traceparent, delivery.event_id, began)
             if lean is None:
                 return None
             # As `Lean(...)`, without the call in between.
-            one = (None if is_child else lean.traceparent, copy_within(lean), lean, None)
+            one = (None if sort.is_child else lean.traceparent, copy_within(lean), lean, None)
             begun.append(tuple.__new__(Lean, one))  # pyright: ignore[reportUnknownMemberType]
         return begun
 
@@ -212,25 +218,30 @@ class OpenTelemetryTracer:
             return None
         return Lean(span.traceparent, None, span, partial(detach, attach(trace.set_span_in_context(span))))
 
-    def _sort_of(self, delivery: Delivery, handler_name: str, traceparent: str | None) -> Sort:
-        key = (
-            delivery.event_type,
-            delivery.target,
-            handler_name,
-            delivery.generation,
-            delivery.attempts,
-            delivery.replays,
-            traceparent is None,
-        )
-        sort = self._known.get(key)
+    def _sort_of(self, alike: _Alike) -> Sort:
+        """Of the spans of handlers that have this in common."""
+        sort = self._known.get(alike)
         if sort is not None:
             return sort
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        is_linked = traceparent is not None
-        is_child = is_linked and delivery.is_first
-        shape = Shape.of(delivery, handler_name)
-        return self._known.setdefault(key, Sort(shape, delivery.attempts, is_child=is_child, is_linked=is_linked))
+        event_type, target, handler_name, generation, attempts, is_first, is_linked = alike
+        shape = Shape.of_handler(event_type, target, handler_name, generation)
+        return self._known.setdefault(
+            alike, Sort(shape, attempts, is_child=is_first and is_linked, is_linked=is_linked)
+        )
+
+
+def _alike(delivery: Delivery, handler_name: str, traceparent: str | None) -> _Alike:
+    return (
+        delivery.event_type,
+        delivery.target,
+        handler_name,
+        delivery.generation,
+        delivery.attempts,
+        delivery.attempts == 1 and delivery.replays == 0,  # as `is_first`, without the call
+        traceparent is not None,
+    )
 
 
 def _handle_at_length(tracer: Tracer, shape: Shape, delivery: Delivery, parent: str | None) -> Traced | Carried | None:
