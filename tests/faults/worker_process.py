@@ -44,7 +44,7 @@ class Channel(NoteTaker):
                 details = {"outcome": type(outcome).__name__, "attempts": delivery.attempts}
             case LeaseWasLost(delivery) | Quarantined(delivery):
                 details = {"attempts": delivery.attempts}
-            case Reaped(_, status, reason, lost, attempts, _):
+            case Reaped(_, status, reason, lost, attempts):
                 details = {"status": status, "reason": reason, "worker": lost, "attempts": attempts}
             case _:
                 details = {"text": str(note)[:300]}

@@ -84,6 +84,7 @@ RUNS_AS_OWNER = {
     "outbox_fan_out",
     "outbox_hand_over",
     "outbox_key_lives",
+    "outbox_label",
     "outbox_names",
     "outbox_next_due",
     "outbox_partitions",

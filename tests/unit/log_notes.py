@@ -82,6 +82,30 @@ def finished(outcome: Outcome) -> probe.Finished:
     return probe.Finished(delivery(), outcome, ("worlds.index", "worlds.count"), 0.0125, 0.5, traceparent(OTHER_TRACE))
 
 
+def event_ref(event_id: UUID = ROW, target: str | None = "worlds", trace: str = TRACE) -> probe.EventRef:
+    return probe.EventRef(event_id, "platform.order.placed", "platform", target, WORKSPACE, traceparent(trace))
+
+
+def row_ref(event_id: UUID = ROW, row_id: UUID | None = None, trace: str = TRACE) -> probe.RowRef:
+    return probe.RowRef(row_id or event_id, event_ref(event_id, trace=trace))
+
+
+def dead_row(event_id: UUID = ROW) -> probe.DeadRow:
+    event = event_ref(event_id)
+    return probe.DeadRow(
+        ROW,
+        event.event_id,
+        event.event_type,
+        event.source,
+        "worlds",
+        event.workspace_id,
+        event.trace_context,
+        attempts=5,
+        last_error="X: no",
+        generation=3,
+    )
+
+
 NOTES: list[tuple[probe.Note, str, str]] = [
     (published(envelope()), "info", logs.PUBLISHED),
     (published(envelope(), failure=probe.Failure("X", "X: no")), "warning", logs.PUBLISH_REFUSED),
@@ -95,11 +119,11 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (finished(DeadLetter("X: no")), "error", logs.HANDLED),
     (probe.LeaseWasLost(delivery()), "warning", logs.LEASE_LOST),
     (probe.SettleGivenUp(delivery(), "X: no"), "error", logs.SETTLE_GIVEN_UP),
-    (probe.Reaped(ROW, "pending", "lease ran out", "other", 2), "warning", logs.REAPED),
-    (probe.Reaped(ROW, "failed", "lease ran out", "other", 5), "error", logs.REAPED),
-    (probe.Unhandled("worlds", [(ROW, "platform.order.placed")]), "error", logs.NOBODY_HANDLES),
-    (probe.FannedOut(ROW, ("worlds",)), "info", logs.FANNED_OUT),
-    (probe.FannedOut(ROW, ()), "warning", logs.BROADCAST_UNHEARD),
+    (probe.Reaped(ROW, "pending", "expired", "other", 2, event_ref()), "warning", logs.REAPED),
+    (probe.Reaped(ROW, "failed", "expired", "other", 5, event_ref(), dead_row()), "error", logs.REAPED),
+    (probe.Unhandled("worlds", [dead_row()]), "error", logs.NOBODY_HANDLES),
+    (probe.FannedOut(event_ref(target=None), ("worlds",)), "info", logs.FANNED_OUT),
+    (probe.FannedOut(event_ref(target=None), ()), "warning", logs.BROADCAST_UNHEARD),
     (probe.HandlerRanAway(delivery(), "worlds.index"), "error", logs.HANDLER_RAN_AWAY),
     (probe.Quarantined(delivery()), "warning", logs.RUNNING_ALONE),
     (probe.Conflicted(delivery(), 2), "info", logs.CONFLICTED),
@@ -119,8 +143,8 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (probe.BrokerBack("nats", 3.21), "info", logs.BROKER_BACK),
     (probe.BrokerBack("redis", 0.0, ("set: appendonly yes",)), "warning", logs.BROKER_BACK),
     (probe.RelaySwitched("nats"), "info", logs.RELAY_SWITCHED),
-    (probe.Replayed([ROW], 4, "ada", "fixed"), "info", logs.REPLAYED),
-    (probe.Discarded([ROW], "ada", "a test"), "info", logs.DISCARDED),
+    (probe.Replayed([row_ref()], 4, "ada", "fixed"), "info", logs.REPLAYED),
+    (probe.Discarded([row_ref()], "ada", "a test"), "info", logs.DISCARDED),
     (probe.Swept(5, 6, 1.5, finished=True), "info", logs.SWEPT),
 ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 from typing import cast
-from uuid import uuid4
 
 import pytest
 
@@ -17,8 +16,9 @@ from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.ports import Keeper
 from spectral.core.events.probe import Note, NoteTaker, Reaped, Unhandled
 from spectral.core.events.routes import Line, Routes
+from tests.unit.log_notes import dead_row
 
-FAILED = Unhandled("platform", [(uuid4(), "worlds.scan.forgotten")])
+FAILED = Unhandled("platform", [dead_row()])
 
 
 class Stage(NoteTaker):

@@ -27,6 +27,7 @@ from tests.unit.log_notes import (
     kept_lines,
     published,
     ran,
+    row_ref,
     told,
     traceparent,
 )
@@ -157,9 +158,10 @@ def test_a_refused_publish_says_why(lines: list[Line]) -> None:
 
 
 def test_what_an_operator_did_to_many_is_told_by_the_hundred(lines: list[Line]) -> None:
-    ids = [uuid4() for _ in range(101)]
-    for note in (probe.Replayed(ids, 4, "ada", None), probe.Discarded(ids, "ada", None)):
+    ids = [uuid4() for _ in range(102)]
+    rows = [row_ref(each) for each in ids]
+    for note in (probe.Replayed(rows, 4, "ada", None), probe.Discarded(rows, "ada", None)):
         parts = told(lines, note)
-        assert [line["count"] for line in parts] == [100, 1]
+        assert [line["count"] for line in parts] == [100, 2]
         assert [each for line in parts for each in line["event_ids"]] == [str(each) for each in ids]
         assert {line["by"] for line in parts} == {"ada"}

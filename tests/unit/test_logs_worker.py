@@ -22,7 +22,7 @@ from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral_workers.logs import LEVELS, PatientWriter, configure_logs, json_logger, missed_lines
 from spectral_workers.process import troubles
-from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, unconfigured_structlog
+from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, row_ref, unconfigured_structlog
 
 CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]
 ORDERS = "a\nb\x1b[2J\x9b\x7f\x00\u2028\u2029\r"
@@ -156,7 +156,7 @@ def test_an_exception_says_where_and_what_but_nothing_it_quotes(monkeypatch: pyt
 
 def test_a_logger_of_its_own_leaves_the_program_s_log_alone() -> None:
     stream = io.StringIO()
-    LogTool(WHO, logger=json_logger(WHO, stream)).tell(probe.Replayed([delivery().event_id], 4, "ada", "it's fixed"))
+    LogTool(WHO, logger=json_logger(WHO, stream)).tell(probe.Replayed([row_ref()], 4, "ada", "it's fixed"))
     assert not structlog.is_configured()
     (line,) = documents(stream)
     assert list(line)[:7] == CANONICAL

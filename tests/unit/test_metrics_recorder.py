@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from uuid import uuid4
 
 import pytest
 
@@ -50,6 +49,7 @@ from spectral.core.events.probe import (
     Swept,
     Unhandled,
 )
+from tests.unit.log_notes import ROW, dead_row, event_ref, row_ref
 from tests.unit.test_routes import COMPLETED, delivery
 
 SECOND = timedelta(seconds=1)
@@ -86,10 +86,11 @@ def life() -> Iterator[Note]:
         yield finished()._replace(outcome=outcome)
     yield LeaseWasLost(one)
     yield SettleGivenUp(one, "E")
-    yield Reaped(uuid4(), "pending", "lost", "other", 1)
-    yield Reaped(uuid4(), "failed", "lost", "other", 5)
-    yield Unhandled("worlds", [(uuid4(), "platform.a.b"), (uuid4(), "platform.a.b"), (uuid4(), "platform.a.c")])
-    yield FannedOut(uuid4(), ("platform", "worlds"))
+    yield Reaped(ROW, "pending", "orphaned", "other", 1, event_ref())
+    yield Reaped(ROW, "failed", "orphaned", "other", 5, event_ref(), dead_row())
+    kinds = ("platform.a.b", "platform.a.b", "platform.a.c")
+    yield Unhandled("worlds", [dead_row()._replace(event_type=kind) for kind in kinds])
+    yield FannedOut(event_ref(target=None), ("platform", "worlds"))
     yield HandlerRanAway(one, "platform.project")
     yield Quarantined(one)
     yield Conflicted(one, 2)
@@ -102,8 +103,8 @@ def life() -> Iterator[Note]:
     yield ReferencesVoid("platform", 3)
     yield BrokerLost("nats", "gone", SECOND)
     yield BrokerBack("nats", 1.0)
-    yield Replayed([one.event_id], 1, "me", None)
-    yield Discarded([one.event_id], "me", None)
+    yield Replayed([row_ref()], 1, "me", None)
+    yield Discarded([row_ref()], "me", None)
     yield Swept(1, 1, 0.1, finished=True)
     yield Stopping(0, SECOND)
     yield Crashed("E")
@@ -137,6 +138,7 @@ def test_a_life_is_counted() -> None:
         ("spectral.outcomes", "platform", "released"): 1,
         ("spectral.retries", "platform", COMPLETED): 1,
         ("spectral.dead_letters", "platform", COMPLETED): 1,
+        ("spectral.dead_letters", "worlds", "platform.order.placed"): 1,
         ("spectral.dead_letters", "worlds", "platform.a.b"): 2,
         ("spectral.dead_letters", "worlds", "platform.a.c"): 1,
         ("spectral.leases.lost", "platform"): 1,

@@ -12,7 +12,7 @@ import pytest
 import sentry_sdk
 
 from spectral.core.events.outcome import AlreadyHandled, Handled, Released, Retry
-from spectral.core.events.probe import DeadRow, Reaped, Stopped, Unhandled
+from spectral.core.events.probe import DeadRow, EventRef, Reaped, Stopped, Unhandled
 from tests.unit.sentry_stage import (
     CANARY,
     DELIVERY,
@@ -27,6 +27,7 @@ from tests.unit.sentry_stage import (
     tool,
 )
 
+EVENT = EventRef(EVENT_ID, "worlds.scan.completed", "worlds", "platform", None, DELIVERY.trace_context)
 ROW_ID = UUID("00000000-0000-4000-8000-00000000000a")
 DEAD = DeadRow(
     row_id=ROW_ID,
@@ -92,19 +93,21 @@ def test_without_a_span_it_is_linked_to_the_trace_of_the_row(stored: str | None,
 
 def test_a_row_whose_workers_were_lost_is_reported() -> None:
     with sentry() as kept:
-        tool().tell(Reaped(EVENT_ID, "failed", "gone", "worker-2", 6))
+        lost = DEAD._replace(last_error="WorkerLostError: worker worker-2 is gone")
+        tool().tell(Reaped(EVENT_ID, "failed", "orphaned", "worker-2", 6, EVENT, lost))
     event = only(kept)
-    assert event["fingerprint"] == ["spectral", "unknown", "WorkerLostError"]
+    assert event["fingerprint"] == ["spectral", "worlds.scan.completed", "WorkerLostError"]
     assert event["extra"]["last_error"] == "WorkerLostError: worker worker-2 is gone"
     assert (event["extra"]["event_id"], event["extra"]["attempts"]) == (str(EVENT_ID), 6)
-    assert event["tags"]["generation"] == "4"
+    assert event["tags"]["generation"] == "3"
 
 
 def test_rows_that_nobody_handles_are_reported() -> None:
     with sentry() as kept:
-        tool().tell(Unhandled("platform", [(EVENT_ID, "worlds.scan.started"), (EVENT_ID, "worlds.scan.failed")]))
+        types = ("worlds.scan.started", "worlds.scan.failed")
+        unhandled = DEAD._replace(last_error="NoHandlerError: no handler of platform is subscribed")
+        tool().tell(Unhandled("platform", [unhandled._replace(event_type=event_type) for event_type in types]))
     kinds = [event["fingerprint"] for event in kept.events]
-    types = ("worlds.scan.started", "worlds.scan.failed")
     assert kinds == [["spectral", event_type, "NoHandlerError"] for event_type in types]
     assert {event["tags"]["target"] for event in kept.events} == {"platform"}
 
@@ -112,8 +115,8 @@ def test_rows_that_nobody_handles_are_reported() -> None:
 @pytest.mark.parametrize(
     "note",
     [
-        Reaped(ROW_ID, "failed", "orphaned", "worker-2", 6, DEAD),
-        Unhandled("platform", [(ROW_ID, DEAD.event_type)], [DEAD]),
+        Reaped(ROW_ID, "failed", "orphaned", "worker-2", 6, EVENT, DEAD),
+        Unhandled("platform", [DEAD]),
     ],
     ids=["worker_lost", "no_handler"],
 )
@@ -150,7 +153,7 @@ def test_of_rows_that_are_known_each_is_reported_once() -> None:
     kinds = ("worlds.scan.started", "worlds.scan.failed")
     dead = [DEAD._replace(event_type=kind, trace_context=None) for kind in kinds]
     with sentry() as kept:
-        tool().tell(Unhandled("platform", [(row.row_id, row.event_type) for row in dead], dead))
+        tool().tell(Unhandled("platform", dead))
     assert [event["tags"]["event_type"] for event in kept.events] == list(kinds)
     assert not any("trace" in event["contexts"] for event in kept.events)
 
@@ -159,7 +162,7 @@ def test_of_rows_that_are_known_each_is_reported_once() -> None:
     "note",
     [
         *(finished(each) for each in (Handled(), AlreadyHandled(), Retry(ERROR, timedelta(0)), Released())),
-        Reaped(EVENT_ID, "pending", "gone", "worker-2", 1),
+        Reaped(EVENT_ID, "pending", "orphaned", "worker-2", 1, EVENT),
         Stopped(),
     ],
     ids=str,

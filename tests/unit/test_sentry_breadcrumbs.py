@@ -13,6 +13,7 @@ from sentry_sdk.integrations.asyncio import AsyncioIntegration
 
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Unhandled
+from tests.unit.log_notes import dead_row
 from tests.unit.sentry_stage import CANARY, ERROR, EVENT_ID, Kept, finished, sentry, sentry_everywhere, tool
 
 PATIENCE = 10.0
@@ -100,13 +101,13 @@ def test_what_the_program_does_with_breadcrumbs_holds_nothing_up() -> None:
 
 
 def test_of_very_many_the_last_hundred_are_left() -> None:
-    rows = [(EVENT_ID, f"worlds.scan.x{number}") for number in range(5_000)]
+    rows = [dead_row()._replace(event_type=f"worlds.scan.x{number}") for number in range(5_000)]
     watch = Watch({"sentry": tool()})
     with sentry(max_breadcrumbs=1_000) as kept:
         watch.tell(Unhandled("platform", rows))
         sentry_sdk.capture_message("the end")
         assert watch.flush(PATIENCE)
-    assert [crumb["data"]["event_type"] for crumb in shown(kept)] == [kind for _, kind in rows[-100:]]
+    assert [crumb["data"]["event_type"] for crumb in shown(kept)] == [row.event_type for row in rows[-100:]]
 
 
 def test_a_breadcrumb_says_nothing_of_what_is_in_the_event() -> None:

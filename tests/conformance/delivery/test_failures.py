@@ -150,7 +150,8 @@ async def test_a_type_that_nobody_handles_is_a_dead_letter_after_a_while(stage: 
     row = await stage.row(forgotten)
     assert (row["status"], row["attempts"]) == ("failed", 0)
     assert row["last_error"] == f"NoHandlerError: no handler of platform is subscribed to {FORGOTTEN} in generation 1"
-    assert [list(note.rows) for note in stage.notes.of(Unhandled)] == [[(forgotten, FORGOTTEN)]]
+    told = [each for note in stage.notes.of(Unhandled) for each in note.dead]
+    assert [(each.event_id, each.event_type) for each in told] == [(forgotten, FORGOTTEN)]
 
 
 async def test_a_replayed_dead_letter_is_delivered_and_both_lives_are_on_record(

@@ -134,7 +134,7 @@ async def test_a_broadcast_reaches_every_subscribed_context_under_its_own_id(sta
         await until(lambda: stage.value("select count(*) = 3 from core.outbox where status = 'delivered'"))
     assert sorted(seen) == [("platform", parent), ("worlds", parent)]
     told = [*stage.notes.of(FannedOut), *stage.relayed.of(FannedOut)]
-    assert [(note.parent_id, note.contexts) for note in told] == [(parent, ("platform", "worlds"))]
+    assert [(note.event.event_id, note.contexts) for note in told] == [(parent, ("platform", "worlds"))]
 
 
 async def test_what_a_handler_publishes_is_delivered_with_its_effect_or_not_at_all(

@@ -8,7 +8,7 @@ from datetime import timedelta
 from psycopg.conninfo import conninfo_to_dict
 
 from spectral.core.events import Consumer, EventEnvelope, TerminalHandlerError, Transaction
-from spectral.core.events.probe import FannedOut
+from spectral.core.events.probe import EventRef, FannedOut
 from tests.integration.delivery.platform_worker import AT_ONCE, COMPLETED, Bench, Scan, until, write_effect
 
 
@@ -28,7 +28,8 @@ async def test_a_broadcast_reaches_both_contexts_of_one_worker(bench: Bench) -> 
     await bench.drain(projecting("platform"), projecting("worlds"))
     assert await bench.effects() == [("platform", 1), ("worlds", 1)]
     assert await bench.statuses() == {"delivered": 3}
-    assert [(note.parent_id, note.contexts) for note in bench.notes.of(FannedOut)] == [(parent, ("platform", "worlds"))]
+    (split,) = bench.notes.of(FannedOut)
+    assert split == FannedOut(EventRef(parent, COMPLETED, "worlds", None, None, None), ("platform", "worlds"))
 
 
 async def test_a_broadcast_reaches_two_workers_of_a_context_each(bench: Bench) -> None:

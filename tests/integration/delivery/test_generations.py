@@ -104,9 +104,11 @@ async def test_a_type_that_nobody_handles_goes_to_the_dlq_after_the_grace(bench:
     assert row["last_error"] == (
         "NoHandlerError: no handler of platform is subscribed to worlds.scan.forgotten in generation 1"
     )
-    assert [(note.context, list(note.rows)) for note in bench.notes.of(Unhandled)] == [
-        ("platform", [(event_id, "worlds.scan.forgotten")])
-    ]
+    ((context, dead),) = [(note.context, note.dead) for note in bench.notes.of(Unhandled)]
+    assert (context, [(each.event_id, each.event_type) for each in dead]) == (
+        "platform",
+        [(event_id, "worlds.scan.forgotten")],
+    )
 
 
 async def test_before_the_grace_is_over_it_waits_for_a_handler_to_appear(bench: Bench, seen: Counter[int]) -> None:

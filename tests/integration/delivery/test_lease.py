@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from spectral.core.events import Consumer, RetryPolicy, Transaction
-from spectral.core.events.probe import Finished, LeaseWasLost, Quarantined, Reaped
+from spectral.core.events.probe import EventRef, Finished, LeaseWasLost, Quarantined, Reaped
 from tests.integration.delivery.platform_worker import (
     AT_ONCE,
     COMPLETED,
@@ -232,6 +232,24 @@ async def test_rows_of_a_dead_worker_are_taken_over_well_before_the_ttl(bench: B
     rows = [await bench.row(each) for each in ids]
     assert [(row["attempts"], row["last_error"]) for row in rows] == [(2, "WorkerLostError: worker gone is gone")] * 3
     assert {(note.worker, note.reason) for note in bench.notes.of(Reaped)} == {("gone", "orphaned")}
+
+
+async def test_a_row_of_a_broadcast_that_is_taken_back_is_told_of_by_its_event(
+    bench: Bench, platform: Consumer
+) -> None:
+    @platform.on(COMPLETED)
+    async def mail(scan: Scan) -> None:
+        assert scan.number == 1
+
+    await bench.drain(platform)  # it subscribes
+    (parent,) = await bench.publish(1, target=None)
+    await bench.execute("select core.outbox_fan_out('{1}', '{outbox_gen_1}')")
+    await bench.execute("select core.outbox_claim('gone', 'platform', '{1}', '{outbox_gen_1}', null)")
+    child = await bench.value("select id from core.outbox where parent_id is not null")
+    async with bench.running(platform):
+        await until(lambda: bench.all_are("delivered"))
+    event = EventRef(parent, COMPLETED, "worlds", "platform", None, None)
+    assert bench.notes.of(Reaped) == [Reaped(child, "pending", "orphaned", "gone", 1, event)]
 
 
 async def test_hundreds_of_rows_of_a_dead_worker_are_taken_over_at_once(bench: Bench, platform: Consumer) -> None:

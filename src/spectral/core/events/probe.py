@@ -35,6 +35,13 @@ class EventRef(NamedTuple):
     trace_context: str | None
 
 
+class RowRef(NamedTuple):
+    """A row and the event that it delivers; they have one id, but for a context's own row of a broadcast."""
+
+    row_id: UUID
+    event: EventRef
+
+
 # acts, which last and within which others happen
 
 
@@ -164,30 +171,30 @@ class DeadRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """A claim that nobody worked on was taken back: pending again, or failed, and then `dead` says whose it was."""
+    """A claim that nobody worked on was taken back: pending again, or failed, and then there is `dead` too."""
 
     row_id: UUID
     status: str
     reason: str
     worker: str
     attempts: int
+    event: EventRef
     dead: DeadRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unhandled:
-    """Rows went to the DLQ because no handler of their context is subscribed to their type; `dead` says whose."""
+    """Rows went to the DLQ because no handler of their context is subscribed to their type."""
 
     context: str
-    rows: Sequence[tuple[UUID, str]]
-    dead: Sequence[DeadRow] = ()
+    dead: Sequence[DeadRow]
 
 
 @dataclass(frozen=True, slots=True)
 class FannedOut:
     """A broadcast became one row for each of these contexts; none at all if nobody subscribes."""
 
-    parent_id: UUID
+    event: EventRef
     contexts: tuple[str, ...]
 
 
@@ -298,7 +305,7 @@ class Crashed:
 class Replayed:
     """An operator has replayed these dead letters into a generation."""
 
-    event_ids: Sequence[UUID]
+    rows: Sequence[RowRef]
     generation: int
     by: str
     reason: str | None
@@ -308,7 +315,7 @@ class Replayed:
 class Discarded:
     """An operator has discarded these dead letters."""
 
-    event_ids: Sequence[UUID]
+    rows: Sequence[RowRef]
     by: str
     reason: str | None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spectral.core.database import RefusedError
 from spectral.core.events import probe
 from spectral.core.operations.dead_letters_batches import MAX_BATCH, Pace, Preview, Progress, in_batches, preview
+from spectral.core.operations.dead_letters_changed import answers_of, changed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ __all__ = [
     "discard_matching",
     "preview",
 ]
+
+
+_DISCARD: Final = answers_of("core.outbox_discard(%s::uuid[], %s, %s)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +72,11 @@ async def discard(database: Database, ids: Sequence[UUID], *, by: str, reason: s
     _require(reason)
     answered: list[Discarded] = []
     for start in range(0, len(ids), MAX_BATCH):
-        batch = await database.rows(
-            "select id, refusal from core.outbox_discard(%s::uuid[], %s, %s)",
-            [list(ids[start : start + MAX_BATCH]), by, reason],
-            into=Discarded,
-        )
-        done = [each.id for each in batch if each.refusal is None]
+        batch = await database.tuples(_DISCARD, [list(ids[start : start + MAX_BATCH]), by, reason])
+        done = changed_rows(batch)
         if done:
             database.probe.tell(probe.Discarded(done, by, reason))
-        answered += batch
+        answered += [Discarded(row_id, refusal) for row_id, refusal, *_ in batch]
     return answered
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from spectral.core.deployments import live_generation
 from spectral.core.events import probe
 from spectral.core.operations.dead_letters_batches import MAX_BATCH, Pace, Preview, Progress, in_batches, preview
+from spectral.core.operations.dead_letters_changed import answers_of, changed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ __all__ = [
     "replay",
     "replay_matching",
 ]
+
+
+_REPLAY: Final = answers_of("core.outbox_replay_many(%s::uuid[], %s::bigint, %s, %s)", "answer.cycle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +81,11 @@ async def replay(
     into = await live_generation(database) if generation is None else generation
     answered: list[Replayed] = []
     for start in range(0, len(ids), MAX_BATCH):
-        batch = await database.rows(
-            "select id, cycle, refusal from core.outbox_replay_many(%s::uuid[], %s::bigint, %s, %s)",
-            [list(ids[start : start + MAX_BATCH]), into, by, reason],
-            into=Replayed,
-        )
-        done = [each.id for each in batch if each.refusal is None]
+        batch = await database.tuples(_REPLAY, [list(ids[start : start + MAX_BATCH]), into, by, reason])
+        done = changed_rows(batch)
         if done:
             database.probe.tell(probe.Replayed(done, into, by, reason))
-        answered += batch
+        answered += [Replayed(row_id, cycle, refusal) for row_id, refusal, *_, cycle in batch]
     return answered
 
 

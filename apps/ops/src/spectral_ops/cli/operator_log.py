@@ -1,6 +1,7 @@
 """What an operator changes, as JSON lines on stderr: for the log of a timer or a pipeline, not for a person.
 
-On a terminal the command's own words say it already. Nothing is loaded before there is something to say.
+On a terminal the command's own words say it already, and nobody collects them: the record of what a person did is the
+audit, which the database keeps in the same transaction. Nothing is loaded before there is something to say.
 """
 
 from __future__ import annotations

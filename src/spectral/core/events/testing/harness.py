@@ -63,7 +63,7 @@ class Drained:
         failures += [f"{note.row_id}: taken back from {note.worker}" for note in self.notes if isinstance(note, Reaped)]
         for note in self.notes:
             if isinstance(note, Unhandled):
-                failures += [f"{row_id}: nobody in {note.context} handles {kind}" for row_id, kind in note.rows]
+                failures += [f"{row.row_id}: nobody in {note.context} handles {row.event_type}" for row in note.dead]
         if failures:
             raise AssertionError("not everything was handled:\n  " + "\n  ".join(failures))
         handled = len({note.delivery.lease.row_id for note in self.handled})

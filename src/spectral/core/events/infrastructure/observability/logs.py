@@ -17,6 +17,7 @@ from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Ou
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import TypeVar
+    from uuid import UUID
 
     from spectral.core.events.envelope import EventEnvelope
     from spectral.core.events.lease import Delivery
@@ -234,18 +235,19 @@ class LogTool:
 
     def _tell_of_rows(self, note: probe.Reaped | probe.Unhandled | probe.FannedOut) -> None:
         match note:
-            case probe.Reaped(row_id, status, reason, worker, attempts, dead):
-                level = ERROR if status == "failed" else WARNING
-                about = {"event_id": str(row_id), "status_result": status, "attempts": attempts} | _dead(dead)
+            case probe.Reaped(row_id, status, reason, worker, attempts, event, dead):
+                about = _row(row_id, event) | {"attempts": attempts, "status_result": status}
+                if dead is not None:
+                    about["last_error"] = dead.last_error
+                level = WARNING if dead is None else ERROR
                 self._say(level, REAPED, **about, reason=reason, lost_worker=worker)
-            case probe.Unhandled(context, rows, known):
-                dead_by_id = {each.row_id: each for each in known}
-                for row_id, event_type in rows:
-                    about = {"event_id": str(row_id), "event_type": event_type, "target": context}
-                    self._say(ERROR, NOBODY_HANDLES, **about | _dead(dead_by_id.get(row_id)))
-            case probe.FannedOut(parent_id, contexts):
+            case probe.Unhandled(_, rows):
+                for dead in rows:
+                    became = {"attempts": dead.attempts, "status_result": "failed", "last_error": dead.last_error}
+                    self._say(ERROR, NOBODY_HANDLES, **_row(dead.row_id, dead), **became)
+            case probe.FannedOut(event, contexts):
                 level, message = (INFO, FANNED_OUT) if contexts else (WARNING, BROADCAST_UNHEARD)
-                self._say(level, message, event_id=str(parent_id), to=contexts)
+                self._say(level, message, **_row(event.event_id, event), to=contexts)
             case _:
                 assert_never(note)
 
@@ -301,14 +303,13 @@ class LogTool:
         # Not the generation of whoever runs the command: an operator acts on the rows of all of them.
         told: dict[str, Any] = {**self._who, "generation": None, "trace_id": None}
         match note:
-            case probe.Replayed(event_ids, generation, by, reason):
-                told |= {"generation": generation, "by": by, "reason": reason}
-                for ids in _parts(event_ids):
-                    self._operator.write(INFO, REPLAYED, told | _ids(ids))
-            case probe.Discarded(event_ids, by, reason):
-                told |= {"by": by, "reason": reason}
-                for ids in _parts(event_ids):
-                    self._operator.write(INFO, DISCARDED, told | _ids(ids))
+            case probe.Replayed(rows, generation, by, reason):
+                told["generation"] = generation
+                for part in _parts(rows):
+                    self._operator.write(INFO, REPLAYED, told | _rows(part) | {"by": by, "reason": reason})
+            case probe.Discarded(rows, by, reason):
+                for part in _parts(rows):
+                    self._operator.write(INFO, DISCARDED, told | _rows(part) | {"by": by, "reason": reason})
             case probe.Swept(put_away, deleted, seconds, finished):
                 told |= {"put_away": put_away, "deleted": deleted, "finished": finished}
                 self._operator.write(INFO, SWEPT, told | {"duration_ms": _milliseconds(seconds)})
@@ -344,21 +345,27 @@ def _of(who: dict[str, Any], delivery: Delivery, traceparent: str | None) -> dic
     return fields
 
 
-def _dead(row: probe.DeadRow | None) -> dict[str, Any]:
-    if row is None:
-        return {}
-    return {
-        "trace_id": _trace_id(row.trace_context),
-        "event_id": str(row.event_id),
-        "event_type": row.event_type,
-        "source": row.source,
-        "target": row.target,
-        "workspace_id": None if row.workspace_id is None else str(row.workspace_id),
-        "last_error": row.last_error,
-    }
+def _row(row_id: UUID, event: probe.EventRef | probe.DeadRow) -> dict[str, Any]:
+    """A row that nobody has claimed here: its event, in the trace that it was published in."""
+    fields = {"trace_id": _trace_id(event.trace_context), **_one(event)}
+    if row_id != event.event_id:  # a context's own row of a broadcast
+        fields["row_id"] = str(row_id)
+    return fields
 
 
-def _one(envelope: EventEnvelope | probe.EventRef) -> dict[str, Any]:
+def _rows(rows: Sequence[probe.RowRef]) -> dict[str, Any]:
+    """The same of several."""
+    if len(rows) == 1:
+        return _row(*rows[0])
+    fields = _several([event for _, event in rows])
+    traces = {_trace_id(event.trace_context) for _, event in rows}
+    fields["trace_ids"] = sorted(trace_id for trace_id in traces if trace_id is not None)
+    if any(row_id != event.event_id for row_id, event in rows):
+        fields["row_ids"] = [str(row_id) for row_id, _ in rows]
+    return fields
+
+
+def _one(envelope: EventEnvelope | probe.EventRef | probe.DeadRow) -> dict[str, Any]:
     return {
         "event_id": str(envelope.event_id),
         "event_type": envelope.event_type,
@@ -371,16 +378,13 @@ def _one(envelope: EventEnvelope | probe.EventRef) -> dict[str, Any]:
 def _several(envelopes: Sequence[EventEnvelope | probe.EventRef]) -> dict[str, Any]:
     workspaces = {str(each.workspace_id) for each in envelopes if each.workspace_id is not None}
     return {
-        **_ids([each.event_id for each in envelopes]),
+        "event_ids": [str(each.event_id) for each in envelopes],
+        "count": len(envelopes),
         "event_types": sorted({each.event_type for each in envelopes}),
         "sources": sorted({each.source for each in envelopes}),
         "targets": sorted({each.target for each in envelopes if each.target is not None}),
         "workspace_ids": sorted(workspaces),
     }
-
-
-def _ids(ids: Sequence[object]) -> dict[str, Any]:
-    return {"event_ids": [str(each) for each in ids], "count": len(ids)}
 
 
 def _parts(every: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -110,7 +110,7 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             letters = [] if dead is None else [(metrics.DEAD_LETTERS, (dead.target, dead.event_type), 1)]
             measures = ((metrics.REAPED, (status,), 1), *letters)
         case probe.Unhandled(context, rows):
-            letters = [(metrics.DEAD_LETTERS, (context, event_type), 1) for _, event_type in rows]
+            letters = [(metrics.DEAD_LETTERS, (context, row.event_type), 1) for row in rows]
             measures = ((metrics.UNHANDLED, (context,), len(rows)), *letters)
         case probe.FannedOut():
             measures = ((metrics.FANNED_OUT, (), 1),)

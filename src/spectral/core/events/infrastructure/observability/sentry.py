@@ -204,7 +204,7 @@ def _is_loss(note: Note) -> bool:
     if isinstance(note, Finished):
         return isinstance(note.outcome, DeadLetter)
     if isinstance(note, Reaped):
-        return note.status == "failed" or note.dead is not None
+        return note.dead is not None
     return isinstance(note, Unhandled)
 
 
@@ -214,23 +214,8 @@ def _losses(note: Note) -> Iterator[Loss]:
             yield _failed(note, error)
         case Reaped(dead=DeadRow() as dead):
             yield _dead(dead)
-        case Unhandled(dead=[*rows]) if rows:
+        case Unhandled(dead=rows):
             yield from map(_dead, rows)
-        case Reaped(status="failed"):
-            how = "let its lease run out" if note.reason == "expired" else "is gone"
-            yield Loss(
-                event_id=str(note.row_id),
-                last_error=f"WorkerLostError: worker {note.worker[:200]} {how}",
-                attempts=note.attempts,
-            )
-        case Unhandled():
-            for row_id, event_type in note.rows:
-                yield Loss(
-                    event_id=str(row_id),
-                    last_error=f"NoHandlerError: no handler of {note.context} is subscribed to {event_type}",
-                    event_type=event_type,
-                    target=note.context,
-                )
         case _:
             return
 

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.ports import ClaimAnswer
-from spectral.core.events.probe import FannedOut
+from spectral.core.events.probe import EventRef, FannedOut
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -25,7 +25,19 @@ COLUMNS: Final = (
 
 _DUE_AT: Final = itemgetter(15)
 _NONE: Final[frozenset[str]] = frozenset()
-FAN_OUT: Final = sql.SQL("select parent_id, context from core.outbox_fan_out({}::bigint[], {}::text[])")
+_SPLIT: Final = (
+    "select label.event_id, label.event_type, label.source, label.workspace_id, label.trace_context, split.contexts"
+    " from (select parent_id, array_agg(context order by context) filter (where context is not null) as contexts"
+    " from core.outbox_fan_out({}, {}::text[]) group by parent_id) as split"
+    " cross join lateral core.outbox_label(split.parent_id) as label order by split.parent_id"
+)
+FAN_OUT: Final = sql.SQL(_SPLIT.format("{}::bigint[]", "{}"))
+FAN_OUT_SUBSCRIBED: Final = sql.SQL(
+    _SPLIT.format(
+        "(select array_agg(distinct generation) from core.subscriptions where generation = any ({}::bigint[]))", "{}"
+    )
+)
+"""Of those generations only that somebody has subscribed to anything in."""
 
 
 def claim_answer(context: str, rows: Rows) -> ClaimAnswer:
@@ -51,9 +63,7 @@ def _delivery(row: tuple[Any, ...], token: UUID, context: str) -> Delivery:
 
 def fanned_out(rows: Rows) -> tuple[FannedOut, ...]:
     """Each broadcast that was split, with the contexts that it is for."""
-    contexts: dict[UUID, list[str]] = {}
-    for parent_id, context in rows:
-        contexts.setdefault(parent_id, [])
-        if context is not None:
-            contexts[parent_id].append(context)
-    return tuple(FannedOut(parent_id, tuple(each)) for parent_id, each in contexts.items())
+    return tuple(
+        FannedOut(EventRef(event_id, event_type, source, None, workspace_id, trace_context), tuple(contexts or ()))
+        for event_id, event_type, source, workspace_id, trace_context, contexts in rows
+    )

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from spectral.core.events.failure import SpectralError, SubstrateLostError
+from spectral.core.events.failure import SpectralError
 from spectral.core.events.infrastructure.postgres.ear import SHOW_LIFE
 from spectral.core.events.infrastructure.postgres.session import Session
-from spectral.core.events.probe import DeadRow, Reaped, Unhandled
+from spectral.core.events.probe import DeadRow, EventRef, Reaped, Unhandled
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,15 +30,19 @@ if TYPE_CHECKING:
 _SIGN_IN: Final = b"select core.worker_sign_in(%s, %s::bigint[], %s::text[], %s::text[], %s, %s, %s)"
 _SIGN_OUT: Final = b"select core.worker_sign_out(%s)"
 _RENEW: Final = b"select * from core.outbox_renew(%s::uuid[], %s::uuid[])"
-_REAP: Final = b"select id, status, reason, worker, attempts from core.outbox_reap(%s, %s)"
+_LABEL: Final = (
+    b"label.event_id, label.event_type, label.source, label.target, label.workspace_id, label.trace_context,"
+    b" label.attempts, label.last_error, label.generation"
+)
+_REAP: Final = (
+    b"select reaped.id, reaped.status, reaped.reason, reaped.worker, " + _LABEL + b" from core.outbox_reap(%s, %s)"
+    b" as reaped cross join lateral core.outbox_label(reaped.id) as label order by reaped.id"
+)
 _MEND_BELL: Final = b"select core.bell_mend()"
 _RELEASE_UNKNOWN: Final = b"select * from core.outbox_release_unknown(%s, %s::uuid[], %s)"
 _FAIL_UNHANDLED: Final = (
-    b"select id, event_type from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
-)
-_DEAD: Final = (
-    b"select id, event_id, event_type, source, target, workspace_id, trace_context, attempts, last_error, generation"
-    b" from core.outbox_names(%s::uuid[])"
+    b"select failed.id, " + _LABEL + b" from core.outbox_fail_unhandled(%s, %s::bigint[], %s::text[], %s::interval)"
+    b" as failed cross join lateral core.outbox_label(failed.id) as label order by failed.id"
 )
 _GOODBYE: Final = 1.0
 
@@ -73,15 +77,7 @@ class PostgresKeeper:
     async def reap(self) -> list[Reaped]:
         """See `Keeper`."""
         times = self._settings.times
-        rows = await self._rows(_REAP, [times.lease, times.grace])
-        dead = {
-            each.row_id: each
-            for each in await self._dead([row_id for row_id, status, *_ in rows if status == "failed"])
-        }
-        return [
-            Reaped(row_id, status, reason, worker, attempts, dead.get(row_id))
-            for row_id, status, reason, worker, attempts in rows
-        ]
+        return [_reaped(*row) for row in await self._rows(_REAP, [times.lease, times.grace])]
 
     async def mend_bell(self) -> int:
         """See `Keeper`."""
@@ -98,20 +94,8 @@ class PostgresKeeper:
         settings = self._settings
         channels, generations = list(settings.claimed_channels()), list(settings.generations())
         parameters = [context, generations, channels, settings.times.unhandled_after]
-        rows = await self._rows(_FAIL_UNHANDLED, parameters)
-        if not rows:
-            return None
-        dead = await self._dead([row_id for row_id, _ in rows])
-        return Unhandled(context, [(row_id, event_type) for row_id, event_type in rows], dead)
-
-    async def _dead(self, ids: list[UUID]) -> list[DeadRow]:
-        """Whose these were. Whoever loses the connection here has failed them all the same: it says less of them."""
-        if not ids:
-            return []
-        try:
-            return [DeadRow(*row) for row in await self._rows(_DEAD, [ids])]
-        except SubstrateLostError:
-            return []
+        dead = [DeadRow(*row) for row in await self._rows(_FAIL_UNHANDLED, parameters)]
+        return Unhandled(context, dead) if dead else None
 
     async def close(self) -> None:
         """See `Keeper`."""
@@ -128,3 +112,9 @@ class PostgresKeeper:
             return await cursor.fetchall()
 
         return await self._session.ask(ask)
+
+
+def _reaped(row_id: UUID, status: str, reason: str, worker: str, *label: Any) -> Reaped:  # noqa: ANN401  columns
+    row = DeadRow(row_id, *label)
+    event = EventRef(row.event_id, row.event_type, row.source, row.target, row.workspace_id, row.trace_context)
+    return Reaped(row_id, status, reason, worker, row.attempts, event, row if status == "failed" else None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from spectral.core.events.broker import BrokerLane, Reference
-from spectral.core.events.infrastructure.postgres.claim_rows import fanned_out
+from spectral.core.events.infrastructure.postgres.claim_rows import FAN_OUT_SUBSCRIBED, fanned_out
 from spectral.core.events.infrastructure.postgres.claims import CROWDED
 from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
 from spectral.core.events.infrastructure.postgres.session import Session
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from spectral.core.events.infrastructure.postgres.script import Rows
     from spectral.core.events.ports import Along
 
-_FAN_OUT: Final = sql.SQL(
-    "select parent_id, context from core.outbox_fan_out((select array_agg(distinct generation)"
-    " from core.subscriptions where generation = any ({}::bigint[])), {}::text[])"
-)
 _MODE: Final = b"select mode, prefix from core.relay_mode()"
 _LANES: Final = sql.SQL(
     "select generation, channel, context, due, next_due from core.outbox_relay_lanes({}, {}, {}, {}::text)"
@@ -91,7 +87,7 @@ class PostgresRelayStore:
         split: Rows = []
         if broadcasts and found.mode == broker:
             generations, channels = (sorted(set(column)) for column in zip(*broadcasts, strict=True))
-            split, lanes = await self._run([_FAN_OUT.format(generations, channels).as_bytes(None), page])
+            split, lanes = await self._run([FAN_OUT_SUBSCRIBED.format(generations, channels).as_bytes(None), page])
         has_more = len(lanes) >= _PAGE
         generation, channel, context, *_ = lanes[-1] if has_more else _BEFORE_THE_FIRST
         self._behind = (generation, channel, context)

@@ -32,7 +32,7 @@ FUNCTIONS: Final = (
     "outbox_deliver_together",
     "outbox_fail_unhandled",
     "outbox_fan_out",
-    "outbox_names",
+    "outbox_label",
     "outbox_next_due",
     "outbox_reap",
     "outbox_release",
