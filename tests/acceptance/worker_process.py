@@ -39,17 +39,33 @@ async def quick(event: EventEnvelope) -> None:
     pass
 
 """
+_HASTY: Final = """
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+
+from spectral.core.events import DatabaseSettings, WorkerSettings
+from spectral_workers.process import Order, run_worker
+
+soon = timedelta(milliseconds=300)
+settings = WorkerSettings.from_environ(os.environ)
+settings = replace(settings, times=replace(settings.times, grace=soon, reap=soon, unhandled_after=soon))
+database = DatabaseSettings.from_environ(os.environ)
+sys.exit(run_worker(Order(apps=tuple(sys.argv[1:]), settings=settings, database=database, environ=dict(os.environ))))
+"""
 
 
 class WorkerProcess:
     """Use it as a context manager: whatever the test leaves running is killed."""
 
+    program: ClassVar[tuple[str, ...]] = (SPECTRAL,)
     command: ClassVar[tuple[str, ...]] = ("worker",)
     usual: ClassVar[tuple[str, ...]] = ("app:platform",)
 
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self._process = subprocess.Popen(
-            [SPECTRAL, *self.command, *(arguments or self.usual)],
+            [*self.program, *self.command, *(arguments or self.usual)],
             cwd=directory,
             env={"PATH": "/usr/bin:/bin", "SPECTRAL_GENERATION": "1", **variables},
             stdin=subprocess.DEVNULL,
@@ -114,6 +130,13 @@ class RelayProcess(WorkerProcess):
 
     command = ("relay", "run")
     usual = ("--health-port", "0")
+
+
+class HastyWorkerProcess(WorkerProcess):
+    """`spectral worker` that looks for abandoned rows, and for those nobody handles, after moments."""
+
+    program = (sys.executable, "-c", _HASTY)
+    command = ()
 
 
 def write_app(directory: Path, handlers: str = "") -> None:
