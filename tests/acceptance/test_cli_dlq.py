@@ -393,7 +393,7 @@ def test_discarding_takes_events_out_of_the_dlq_and_keeps_the_reason(spectral: S
     one = spectral("dlq", "discard", str(first), "--reason", "a test order", "--yes")
     assert one == Ran(0, "", "1 event discarded\n")
     (line,) = one.log
-    assert (line["event"], line["service"], line["event_ids"]) == ("discarded", "spectral-cli", [str(first)])
+    assert (line["event"], line["service"], line["event_id"]) == ("discarded", "spectral-cli", str(first))
     assert (line["by"], line["reason"], line["count"]) == ("ada", "a test order", 1)
     assert spectral("dlq", "discard", str(first), "--reason", "again", "--yes").code == 1
     dry = spectral("dlq", "discard", "--error", "ValueError", "--reason", "test orders", "--dry-run")

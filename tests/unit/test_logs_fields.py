@@ -47,8 +47,8 @@ FIELDS: Final[dict[str, set[str]]] = {
     logs.HANDLER_RAN_AWAY: DELIVERY | {"handler_name"},
     logs.RUNNING_ALONE: DELIVERY,
     logs.CONFLICTED: DELIVERY | {"conflicts"},
-    logs.REPLAYED: EVENT | {"by", "reason"},
-    logs.DISCARDED: EVENT | {"by", "reason"},
+    logs.REPLAYED: EVENT | {"count", "by", "reason"},
+    logs.DISCARDED: EVENT | {"count", "by", "reason"},
     logs.SWEPT: {"put_away", "deleted", "finished", "duration_ms"},
 }
 SEVERAL: Final = {"event_ids", "count", "event_types", "sources", "targets", "workspace_ids", "trace_ids"}

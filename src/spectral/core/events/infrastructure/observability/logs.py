@@ -354,9 +354,9 @@ def _row(row_id: UUID, event: probe.EventRef | probe.DeadRow) -> dict[str, Any]:
 
 
 def _rows(rows: Sequence[probe.RowRef]) -> dict[str, Any]:
-    """The same of several."""
+    """The same of one or several; with their number, so that the lines of a long replay add up."""
     if len(rows) == 1:
-        return _row(*rows[0])
+        return {**_row(*rows[0]), "count": 1}
     fields = _several([event for _, event in rows])
     traces = {_trace_id(event.trace_context) for _, event in rows}
     fields["trace_ids"] = sorted(trace_id for trace_id in traces if trace_id is not None)
