@@ -20,6 +20,7 @@ from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
 from spectral.core.events.infrastructure.observability.told import without_exception
+from spectral_workers.whole_lines import shared_descriptor, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,6 +129,11 @@ class LineWriter:
     def msg(self, line: str) -> None:
         """Write it, now."""
         with self._one:
+            shared = shared_descriptor(self._stream)
+            if shared is not None:
+                self._stream.flush()  # what somebody else has left there comes first
+                write_whole(shared, f"{line}\n".encode(self._stream.encoding, self._stream.errors or "strict"))
+                return
             self._stream.write(f"{line}\n")
             if not getattr(self._stream, "line_buffering", False):
                 self._stream.flush()
@@ -138,7 +144,7 @@ class LineWriter:
 class PatientWriter(LineWriter):
     """The same behind an outlet: whoever logs goes on, even if nobody reads, or nobody can be written to any more.
 
-    What has gathered is written at once: one call of the system for many lines. dropped, failed: how many lines were
+    What has gathered is written at once: few calls of the system for many lines. dropped, failed: how many lines were
     not written for want of room, or because they could not be.
     """
 
