@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,6 +140,33 @@ def test_what_is_read_is_read_once_for_a_collection(reader: InMemoryMetricReader
     assert {name for name, value in observed.items() if value == 7} == read
     assert reads == 2, "one of them is this test's"
     assert ("spectral.worker.state", frozenset({("state", "x")})) in points
+
+
+# Newer interpreters warn of a fork beside threads, which is what this is about.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_the_child_of_a_fork_reads_anew_although_its_parent_was_reading() -> None:
+    parent, reads, let_go = os.getpid(), threading.Event(), threading.Event()
+
+    def samples() -> list[Sample]:
+        if os.getpid() == parent:
+            reads.set()
+            assert let_go.wait(60)
+        return [Sample(metrics.EMITTER_UP, (), 1)]
+
+    # As an instrument asks; a provider of the SDK has locks of its own, which are its own to renew.
+    observed = otel_metrics._ReadAtOnce(samples).of(metrics.EMITTER_UP)
+    collecting = threading.Thread(target=observed, args=(otel.CallbackOptions(),))
+    collecting.start()
+    try:
+        assert reads.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)  # ends it, if it waits for a thread that it does not have
+            os._exit(0 if [each.value for each in observed(otel.CallbackOptions())] == [1] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        let_go.set()
+        collecting.join()
 
 
 def test_a_provider_that_comes_later_is_told_from_then_on() -> None:

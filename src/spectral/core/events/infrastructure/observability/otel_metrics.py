@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from opentelemetry import metrics as otel
 
@@ -159,6 +159,7 @@ class _Instruments:
 
 _known: WeakKeyDictionary[MeterProvider, _Instruments] = WeakKeyDictionary()
 _knowing = threading.Lock()
+_read_at_once: WeakSet[_ReadAtOnce] = WeakSet()
 
 
 def _instruments_of(provider: MeterProvider) -> _Instruments:
@@ -175,6 +176,8 @@ def _after_fork() -> None:
     _knowing = threading.Lock()
     for instruments in list(_known.values()):
         instruments.unlock()
+    for read in list(_read_at_once):
+        read.start_anew()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -204,6 +207,11 @@ class _ReadAtOnce:
 
     def __init__(self, samples: Callable[[], Sequence[Sample]]) -> None:
         self._samples = samples
+        self.start_anew()
+        _read_at_once.add(self)
+
+    def start_anew(self) -> None:
+        """With nothing read, and a lock that nobody holds; also in the child of a fork, see `Recorder`."""
         self._lock = threading.Lock()
         self._read: Sequence[Sample] = ()
         self._read_at = float("-inf")
