@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -233,3 +235,55 @@ def test_a_provider_that_is_told_of_nothing_needs_no_outlet(
     monkeypatch.setattr(otel, "get_meter_provider", lambda: provider)
     assert tool.only_counts is only_counts
     provider.shutdown()
+
+
+FORKED = """
+import json, os, time
+from opentelemetry import metrics as otel
+from opentelemetry.sdk.resources import Resource
+from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
+from spectral_workers.kept_histograms import provider_for
+from tests.unit.test_kept_histograms import Kept, ran
+
+provider = provider_for([exporter := Kept()], Resource({}))
+otel.set_meter_provider(provider)
+tool = OpenTelemetryMetrics()
+
+def say(who):
+    exporter.data.clear()
+    provider.force_flush()
+    points = [(metric.name, point)
+              for around in exporter.data[0].resource_metrics for scope in around.scope_metrics
+              for metric in scope.metrics for point in metric.data.data_points]
+    for name, point in points:
+        if name == "messaging.process.duration":
+            print(who, "ran", point.count, point.sum, point.start_time_unix_nano >= forked_at, flush=True)
+    print(who, len(points), "metrics", flush=True)
+
+for seconds in (0.5, 0.25):
+    tool.tell(ran(seconds))
+forked_at = time.time_ns()
+child = os.fork()
+if child == 0:
+    say("new child")
+    tool.tell(ran(2.0))
+    say("child")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+say("parent")
+provider.shutdown()
+"""
+
+
+def test_the_child_of_a_fork_does_not_send_what_its_parent_has_counted() -> None:
+    # Newer interpreters warn of a fork beside threads, which is what this is about.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "new child 1 metrics",  # without any, nothing would be sent
+        "child ran 1 2.0 True",
+        "child 2 metrics",
+        "parent ran 2 0.75 False",
+        "parent 2 metrics",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -245,3 +246,20 @@ def test_nothing_is_lost_when_threads_tell_at_the_same_time() -> None:
         sys.setswitchinterval(interval)
     assert {each.count for each in recorder.distributions()} == {12_000}
     assert {each.value for each in recorder.samples()} == {12_000}
+
+
+# Newer interpreters warn of a fork beside threads, which is what this is about.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_the_child_of_a_fork_counts_from_nothing() -> None:
+    recorder = Recorder()
+    recorder.tell(LoopBlocked(1.0))
+    recorder.tell(finished())
+    child = os.fork()
+    if child == 0:
+        is_new = not recorder.samples() and not recorder.distributions()
+        recorder.tell(LoopBlocked(1.0))
+        recorder.tell(finished())  # where it is counted was known
+        counted = {sample.value for sample in recorder.samples()} | {each.count for each in recorder.distributions()}
+        os._exit(0 if is_new and counted == {1} else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert {sample.value for sample in recorder.samples()} == {1}, "the parent's are kept"

@@ -11,9 +11,11 @@ Else the provider is told of every duration, as one that the program has brought
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from opentelemetry.sdk.metrics import Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from spectral.core.events.metrics import Distribution
 
 _AS_DESCRIBED: Final = (DefaultAggregation, ExplicitBucketHistogramAggregation)
+_joining: Final[WeakSet[_Joining]] = WeakSet()
 
 
 def provider_for(exporters: Sequence[MetricExporter], resource: Resource) -> MeterProvider:
@@ -85,6 +88,12 @@ class _Joining(MetricExporter):
         )
         self._exporter = exporter
         self.reads: list[tuple[Callable[[], Sequence[Distribution]], int]] = []
+        _joining.add(self)
+
+    def start_anew(self) -> None:
+        """In the child of a fork, whose recorders begin there: see `Recorder`."""
+        now = time.time_ns()
+        self.reads = [(read, now) for read, _ in self.reads]
 
     def export(
         self,
@@ -156,3 +165,11 @@ def _point(distribution: Distribution, since: int, now: int) -> HistogramDataPoi
         min=unsaid,
         max=unsaid,
     )
+
+
+def _after_fork() -> None:
+    for each in list(_joining):
+        each.start_anew()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -114,18 +114,20 @@ class _Instruments:
             self._durations = {metric: _duration(meter, metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM}
         else:
             reads.read_distributions(self.counted.distributions)
-            self.counted.add([(metrics.LOOP_BLOCKED, (), 0)])  # where nothing was collected, nothing is sent
         self._attributes: dict[tuple[Metric, tuple[str, ...]], dict[str, str]] = {}
         self._bounded = BoundedLabels()
-        self.unlock()
+        self.start_anew()
         read = _ReadAtOnce(self.counted.samples)
         for metric in METRICS:
             if metric.kind is Kind.COUNTER and metric not in _READ:
                 meter.create_observable_counter(metric.name, [read.of(metric)], metric.unit, metric.help)
 
-    def unlock(self) -> None:
-        """With a lock that nobody holds, see `Recorder`."""
+    def start_anew(self) -> None:
+        """With nothing counted, and a lock that nobody holds; also in the child of a fork, see `Recorder`."""
         self._lock = threading.Lock()
+        self.counted.start_anew()
+        if self.only_count:
+            self.counted.add([(metrics.LOOP_BLOCKED, (), 0)])  # where nothing was collected, nothing is sent
 
     @property
     def only_count(self) -> bool:
@@ -175,7 +177,7 @@ def _after_fork() -> None:
     global _knowing  # noqa: PLW0603  whoever held it may be missing here
     _knowing = threading.Lock()
     for instruments in list(_known.values()):
-        instruments.unlock()
+        instruments.start_anew()
     for read in list(_read_at_once):
         read.start_anew()
 

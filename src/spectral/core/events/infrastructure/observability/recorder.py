@@ -32,18 +32,22 @@ class Recorder:
     """Implements `Counting`."""
 
     def __init__(self) -> None:
-        self.unlock()
+        self.start_anew()
         _recorders.add(self)
+
+    def start_anew(self) -> None:
+        """From nothing, with a lock that nobody holds.
+
+        Also in the child of a fork: what its parent has counted is the parent's to say, and whoever held the lock may
+        be missing.
+        """
+        self._lock = threading.Lock()
         self._bounded = BoundedLabels()
         self._known: dict[tuple[str, str, type[Note]], list[tuple[list[float], tuple[float, ...]]]] = {}
         # By metric and labels: of a counter its value, of a histogram the count of each bucket and then the sum.
         self._cells: dict[Metric, dict[tuple[str, ...], list[float]]] = {
             metric: {} for metric in METRICS if metric.kind is not Kind.GAUGE
         }
-
-    def unlock(self) -> None:
-        """With a lock that nobody holds; also in the child of a fork, where its holder may be missing."""
-        self._lock = threading.Lock()
 
     def tell(self, note: Note) -> None:
         """Count it."""
@@ -171,7 +175,7 @@ def _count_all(cell: list[float], buckets: tuple[float, ...], durations: Sequenc
 
 def _after_fork() -> None:
     for recorder in list(_recorders):
-        recorder.unlock()
+        recorder.start_anew()
 
 
 os.register_at_fork(after_in_child=_after_fork)
