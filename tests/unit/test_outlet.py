@@ -135,7 +135,8 @@ def test_who_waits_for_it_does_not_wait_for_more_to_gather(monkeypatch: pytest.M
 
 def run(script: str) -> str:
     """What a program of its own prints."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE * 3, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -177,3 +178,40 @@ with shared.watched([event]):
     pass
 """
     assert run(script) == "publish orders.order.placed\n"
+
+
+def test_the_handler_of_a_signal_may_put_something_in_wherever_it_interrupts_whoever_does_so() -> None:
+    script = """
+import signal, sys
+from spectral.core.events.infrastructure.observability.outlet import Outlet
+
+outlet, done = Outlet("test"), []
+
+def put_interrupted_at(number):
+    seen = 0
+
+    def trace(_frame, event, _argument):
+        nonlocal seen
+        if event == "line":  # of it, or of anything it calls
+            seen += 1
+            if seen == number:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    sys.settrace(trace)
+    outlet.put(lambda: done.append("interrupted"))
+    sys.settrace(None)
+    return seen >= number
+
+signal.signal(signal.SIGUSR1, lambda *_: outlet.put(lambda: done.append("handler")))
+outlet.put(lambda: None)  # starts the thread, which waits for what follows
+assert outlet.flush(10)
+number = 1
+while put_interrupted_at(number):
+    assert outlet.flush(10)
+    assert sorted(done) == ["handler", "interrupted"], done
+    done.clear()
+    number += 1
+print(number > 3)
+"""
+    assert run(script) == "True\n"

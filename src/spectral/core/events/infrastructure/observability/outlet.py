@@ -11,6 +11,8 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -52,8 +54,10 @@ class Outlet:
     def start_anew(self) -> None:
         """Empty and without a thread; also in the child of a fork, where the thread is missing."""
         self._queue: deque[Callable[[], object]] = deque()
-        self._filled = threading.Event()
-        self._hurry = threading.Event()
+        # Not events: a signal's handler that logs may interrupt whoever puts, and would wait for him for ever.
+        self._filled: SimpleQueue[None] = SimpleQueue()
+        self._hurry: SimpleQueue[None] = SimpleQueue()
+        self._is_called = False
         self._is_running = False
         self._start = threading.Lock()
         self._start_at = 0.0
@@ -65,8 +69,9 @@ class Outlet:
             self.dropped += 1
             return
         self._queue.append(work)
-        if not self._filled.is_set():
-            self._filled.set()
+        if not self._is_called:
+            self._is_called = True
+            self._filled.put(None)
         if self._thread is None:
             self._start_thread()
 
@@ -84,8 +89,8 @@ class Outlet:
             return False  # it would wait for itself
         reached = threading.Event()
         self._queue.append(reached.set)
-        self._hurry.set()
-        self._filled.set()
+        self._hurry.put(None)
+        self._filled.put(None)
         deadline = time.monotonic() + within
         while self._thread is None:  # there was no room for one; there may be before the time is over
             self._start_thread()
@@ -113,10 +118,10 @@ class Outlet:
     def _run(self) -> None:
         _threads.add(threading.get_ident())
         while True:
-            self._filled.wait()
-            self._hurry.wait(_GATHER)
-            self._hurry.clear()
-            self._filled.clear()
+            self._filled.get()
+            with suppress(Empty):
+                self._hurry.get(timeout=_GATHER)
+            self._is_called = False  # first: what comes from now on calls again
             self._is_running = True
             while self._queue:
                 work = self._queue.popleft()
