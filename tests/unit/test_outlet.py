@@ -215,3 +215,33 @@ while put_interrupted_at(number):
 print(number > 3)
 """
     assert run(script) == "True\n"
+
+
+def test_outlets_that_are_made_while_all_are_flushed_are_no_trouble() -> None:
+    script = """
+import sys
+from spectral.core.events.infrastructure.observability.outlet import Outlet, flush_all
+
+done, made = [], [Outlet("first"), Outlet("second")]
+made[0].put(lambda: done.append(1))
+
+def trace(_frame, event, _argument):
+    # As another thread may, at any line of it and of all that it calls.
+    if event == "line" and len(made) < 100:
+        made.append(Outlet("another"))
+    return trace
+
+sys.settrace(trace)
+flushed = flush_all(10)
+sys.settrace(None)
+print(flushed, done, len(made) > 10)
+"""
+    assert run(script) == "True [1] True\n"
+
+
+def test_an_outlet_that_nobody_has_any_more_is_forgotten() -> None:
+    before = len(outlets._all())
+    outlet = Outlet("test")
+    assert len(outlets._all()) == before + 1
+    del outlet
+    assert len(outlets._all()) == before

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from weakref import ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,9 @@ _START_AGAIN: Final = 1.0
 
 _LOOK_AGAIN: Final = 0.05  # seconds
 _LAST_WORDS: Final = 1.0
-_outlets: WeakSet[Outlet] = WeakSet()
+_outlets: set[ref[Outlet]] = set()
+"""Not a weak set: to go through one fails if another thread adds to it meanwhile, and so does to copy it."""
+
 _threads: set[int] = set()
 
 
@@ -49,7 +51,7 @@ class Outlet:
         self.failed = 0
         self._capacity = capacity
         self.start_anew()
-        _outlets.add(self)
+        _outlets.add(ref(self, _outlets.discard))
 
     def start_anew(self) -> None:
         """Empty and without a thread; also in the child of a fork, where the thread is missing."""
@@ -133,9 +135,15 @@ class Outlet:
             self._is_running = False
 
 
+def _all() -> list[Outlet]:
+    """Those that there are now."""
+    # The copy is made in one step of the interpreter.
+    return [outlet for known in list(_outlets) if (outlet := known()) is not None]
+
+
 def _after_fork() -> None:
     _threads.clear()  # none of them is here
-    for outlet in list(_outlets):
+    for outlet in _all():
         outlet.start_anew()
 
 
@@ -143,7 +151,7 @@ def flush_all(within: float = _LAST_WORDS) -> bool:
     """Have what was told last written, unless whatever is behind it hangs; false if something does."""
     deadline = time.monotonic() + within
     while True:
-        outlets = list(_outlets)
+        outlets = _all()
         flushed = [outlet.flush(max(0.0, deadline - time.monotonic())) for outlet in outlets]
         # Again, for what one outlet runs may put something into another, and that into a third.
         if not all(flushed) or all(outlet.is_idle for outlet in outlets):
