@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from spectral.core.events import DatabaseSettings, metrics
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.metrics import Metric, Sample
 from spectral.core.operations.doctor import examine
 from spectral.core.operations.verdict import Limits
@@ -116,7 +117,10 @@ def measured(database: str, contents: None) -> list[Sample]:  # noqa: ARG001  it
     """The emitter's gauges, as a scrape would read them."""
     with Emitter(DatabaseSettings(dsn=database), "worker-1", OFTEN) as emitter:
         eventually(emitter.samples, "the emitter's first look")
-        return emitter.samples()
+        samples = emitter.samples()
+    # Its lines are written by a thread, to wherever a log is configured; not into what a command prints next.
+    assert flush_all(PATIENCE)
+    return samples
 
 
 def test_the_gauges_count_what_is_there(measured: list[Sample]) -> None:
