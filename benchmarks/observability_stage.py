@@ -52,7 +52,7 @@ noop: Final = Consumer("platform")
 WORKLOADS: Final = {
     "wait": (wait, "plain handler that awaits 10 ms", 60_000),
     "order": (order, "transactional handler that reads, writes and publishes what follows", 15_000),
-    "upsert": (upsert, "transactional handler with one upsert", 100_000),
+    "upsert": (upsert, "transactional handler with one upsert", 300_000),
     "noop": (noop, "plain handler that does nothing", 200_000),
 }
 """Who handles it, what that is, and how many events are drained unless told otherwise."""

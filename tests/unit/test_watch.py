@@ -18,6 +18,7 @@ from spectral.core.events.infrastructure.observability.tools import Carried
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
+    UNDONE,
     Act,
     EventRef,
     Failure,
@@ -101,6 +102,23 @@ def through(watch: Watch) -> Publishing:
 def publish(watch: Watch) -> None:
     with through(watch).watched([envelope()]):
         pass
+
+
+def test_a_span_whose_act_is_undone_while_it_runs_ends_then_and_not_when_its_outlet_gets_to_it() -> None:
+    class Left(Span):
+        steps: tuple[str, ...] = ()
+
+        def leave(self) -> None:
+            self.steps = (*self.steps, "left")
+
+        def end(self, failure: Failure | None) -> None:
+            assert failure is UNDONE
+            self.steps = (*self.steps, "ended")
+
+    watch = Watch({}, tracer=(span := Left()))
+    watch.begin(Handle(delivery(), "worlds.index")).undo()
+    assert watch.flush(PATIENCE)
+    assert span.steps == ("left", "ended")
 
 
 # nothing reaches the flow

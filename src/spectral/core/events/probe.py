@@ -74,8 +74,8 @@ class Failure(NamedTuple):
         return cls(type(error).__name__, describe(error, payload=payload))
 
 
-UNDONE: Final = Failure("undone", "what it did is not kept, through no fault of its own")
-"""In place of a failure, where a span ends: a handler did well in a transaction that was not committed."""
+UNDONE: Final = Failure("undone", "what it did is not known to be kept")
+"""In place of a failure, where a span ends: a handler ended in a transaction that is not known to be committed."""
 
 
 # notes, of what has happened

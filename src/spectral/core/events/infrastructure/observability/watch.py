@@ -502,6 +502,8 @@ class _TracedActivity(TimedActivity):
 
     def undo(self) -> None:
         """See `Activity`."""
+        if self._seconds is None:
+            self.leave()
         self._watch.end_span(self._traced, UNDONE)
 
 
