@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from opentelemetry import trace
@@ -26,7 +26,8 @@ from spectral.core.events.settings import Identity
 from spectral_workers import losses
 from spectral_workers.lean_spans import KeptSpan, LeanProvider
 from spectral_workers.otlp_spans import encode_spans, write_spans
-from spectral_workers.span_queue import SpanQueue
+from spectral_workers.span_heaps import HeapQueue
+from spectral_workers.span_queue import Limits, SpanQueue
 from tests.unit.log_notes import delivery
 
 PUBLISHED = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
@@ -49,12 +50,36 @@ ACTS = {
 }
 
 
+LIMITS = Limits(16_384, 2_048, 5.0)
+
+
+class Kept(NamedTuple):
+    """A heap of spans as they are, instead of as they are written."""
+
+    kept: Sequence[KeptSpan]
+
+    @property
+    def spans(self) -> int:
+        return len(self.kept)
+
+
+def as_they_are(spans: Sequence[KeptSpan]) -> list[Kept]:
+    return [Kept(spans)]
+
+
+def exported(*exporters: InMemorySpanExporter) -> list[Any]:
+    """One by one, whatever they came as."""
+    spans: list[Any] = [span for exporter in exporters for span in exporter.get_finished_spans()]
+    return [one for span in spans for one in (span.kept if isinstance(span, Kept) else [span])]
+
+
 class Lightly:
     """A lean provider and what it exports, watched as a worker is."""
 
     def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self.provider = LeanProvider(RESOURCE, [SpanQueue(self._exporter)], list)  # as they are
+        self._spans, self._heaps = InMemorySpanExporter(), InMemorySpanExporter()
+        queues = SpanQueue(self._spans), HeapQueue(self._heaps, LIMITS)
+        self.provider = LeanProvider(RESOURCE, *queues, as_they_are)
         self.watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", self.provider))
 
     def run(self, handle: Handle, do: Callable[[Span], object] = lambda _: None) -> None:
@@ -75,7 +100,7 @@ class Lightly:
     def spans(self) -> list[Any]:
         assert self.watch.flush(PATIENCE)
         self.provider.force_flush()
-        return list(self._exporter.get_finished_spans())
+        return exported(self._heaps, self._spans)
 
     def only(self) -> Any:  # noqa: ANN401  one of the SDK's or one of ours
         (span,) = self.spans()
@@ -188,58 +213,49 @@ def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     assert sum(len(scope.spans) for scope in around.scope_spans) == 3
 
 
-def test_what_finds_no_room_is_counted_and_said_and_if_there_is_none_not_even_written(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_finds_no_room_is_counted_and_said_and_not_even_written(caplog: pytest.LogCaptureFixture) -> None:
     exporter = InMemorySpanExporter()
-    processor = SpanQueue(exporter, queued=5, sent=5, schedule_delay_millis=600_000)
+    queue = HeapQueue(exporter, Limits(queued=5, sent=100, delay=600.0))
     before, _ = losses.SPANS.counted()
-    written: list[KeptSpan] = []
+    made: list[KeptSpan] = []
 
-    def write(spans: Sequence[KeptSpan]) -> Sequence[KeptSpan]:
-        written.extend(spans)
-        return spans
+    def write(spans: Sequence[KeptSpan]) -> Sequence[Kept]:
+        made.extend(spans)
+        return as_they_are(spans)
 
-    provider = LeanProvider(RESOURCE, [processor], write)
+    provider = LeanProvider(RESOURCE, SpanQueue(InMemorySpanExporter()), queue, write)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
-    with processor._batch_processor._export_lock:  # nobody can be exported meanwhile
-        for events in (8, 4):
-            for _ in range(events):
-                watch.begin(act()).end()
-            assert watch.flush(PATIENCE)
+    for events in (8, 4):
+        for _ in range(events):
+            watch.begin(act()).end()
+        assert watch.flush(PATIENCE)
     provider.shutdown()
-    assert len(exporter.get_finished_spans()) == 5
-    assert (losses.SPANS.counted()[0] - before, len(written)) == (7, 8)
+    assert len(exported(exporter)) == 5
+    assert (losses.SPANS.counted()[0] - before, len(made)) == (7, 5)
     assert [record.message for record in caplog.records] == ["No room for 3 spans.", "No room for 4 spans."]
 
 
-def test_a_heap_wakes_who_exports() -> None:
-    exported = threading.Event()
-
-    class Tells(InMemorySpanExporter):
-        def export(self, spans: Any) -> Any:  # noqa: ANN401  of the SDK
-            exported.set()
-            return super().export(spans)
-
-    exporter = Tells()
-    processor = SpanQueue(exporter, sent=4, schedule_delay_millis=600_000)
-    provider = LeanProvider(RESOURCE, [processor], list)
+def test_no_heap_is_larger_than_a_request_may_be() -> None:
+    exporter = InMemorySpanExporter()
+    queue = HeapQueue(exporter, Limits(queued=100, sent=4, delay=600.0))
+    provider = LeanProvider(RESOURCE, SpanQueue(InMemorySpanExporter()), queue, as_they_are)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
-    for _ in range(4):
-        watch.begin(act()).end()
+    activities = watch.begin_many([act() for _ in range(10)])
+    for activity in activities:
+        activity.leave()
+    watch.end_many(activities)
     watch.catch_up()
-    assert exported.wait(PATIENCE)
     provider.shutdown()
+    heaps: Sequence[Any] = exporter.get_finished_spans()
+    assert [heap.spans for heap in heaps] == [4, 4, 2]
 
 
 def test_after_the_end_nothing_is_queued(lightly: Lightly) -> None:
-    (processor,) = lightly.provider._active_span_processor._span_processors
     lightly.provider.shutdown()
     for _ in range(3):
         lightly.run(act())
     assert lightly.watch.flush(PATIENCE)
-    assert isinstance(processor, SpanQueue)
-    assert not processor._batch_processor._queue
+    assert lightly.spans() == []
 
 
 def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
@@ -247,18 +263,21 @@ def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
         lightly.run(act())
     good, bad = lightly.spans()
     bad.parent_name = f"00-{'no digits':032}-{'0' * 16}-01"
-    assert len(write_spans([good, bad, good])) == 2
+    (heap,) = write_spans([good, bad, good])
+    assert heap.spans == 2
+    assert heap.data == 2 * write_spans([good])[0].data
 
 
 def test_what_is_not_written_is_counted() -> None:
     exporter = InMemorySpanExporter()
-    provider = LeanProvider(RESOURCE, [SpanQueue(exporter)], lambda spans: spans[1:])
+    queues = SpanQueue(InMemorySpanExporter()), HeapQueue(exporter, LIMITS)
+    provider = LeanProvider(RESOURCE, *queues, lambda spans: as_they_are(spans[1:]))
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
     for _ in range(3):
         watch.begin(act()).end()
     watch.catch_up()
     provider.shutdown()
-    assert len(exporter.get_finished_spans()) == 2
+    assert len(exported(exporter)) == 2
     assert watch.troubles()["traces"] == (0, 1)
 
 

@@ -217,9 +217,9 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_as_the_log_s() -> None:
 def test_of_lines_that_come_together_those_are_dropped_for_which_there_is_no_room() -> None:
     stream = Stuck()
     writer = PatientWriter(stream)
-    writer.write_all([])
+    writer.write_lines("", 0)
     for _ in range(3):  # the first of them may be on their way already
-        writer.write_all([f"{number}" for number in range(CAPACITY - 10)])
+        writer.write_lines("\n".join(f"{number}" for number in range(CAPACITY - 10)), CAPACITY - 10)
     stream.let_go.set()
     assert flush_all(60)
     written = stream.getvalue().splitlines()

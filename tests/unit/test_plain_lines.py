@@ -29,6 +29,18 @@ AT = 1_700_000_000.25
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
+class Written:
+    """Takes finished lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.counts: list[int] = []
+
+    def write(self, text: str, lines: int) -> None:
+        self.lines += text.split("\n")
+        self.counts.append(lines)
+
+
 @pytest.fixture(autouse=True)
 def unconfigured() -> Iterator[None]:
     with unconfigured_structlog():
@@ -57,7 +69,7 @@ def test_it_is_the_same_line(fields: dict[str, object], worker: str | None) -> N
     note = finished(Handled(), **fields)
     stream = io.StringIO()
     LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
-    (line,) = PlainLines(WHO, worker, print).of_handled([note], AT)
+    line = PlainLines(WHO, worker, print).of_handled([note], AT)
     assert is_plain(note)
     assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
     assert line.isascii()
@@ -71,10 +83,11 @@ def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
         for number in (1, 2)
         for fields in ({}, {"workspace_id": uuid4()}, {"trace_context": TRACE})
     ]
-    lines: list[str] = []
-    made = PlainLines(who, "50 %", lines.extend)
+    made = PlainLines(who, "50 %", (written := Written()).write)
     made.tell_many_at(notes, AT)
-    assert lines == [line for note in notes for line in made.of_handled([note], AT)]
+    assert written.counts == [6]
+    lines = written.lines
+    assert lines == [made.of_handled([note], AT) for note in notes]
     assert [json.loads(line)["attempts"] for line in lines] == [1, 1, 1, 2, 2, 2]
     assert {(line["service"], line["environment"], line["worker"]) for line in map(json.loads, lines)} == {
         ("100 %s", "%d", "50 %")
@@ -92,9 +105,9 @@ def test_a_heap_has_the_lines_of_its_events_in_order() -> None:
     ids=["already handled", "retry", "dead letter", "released"],
 )
 def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
-    lines: list[str] = []
-    PlainLines(WHO, "me", lines.extend).tell(note)
-    assert lines == []
+    written = Written()
+    PlainLines(WHO, "me", written.write).tell(note)
+    assert written.lines == []
     stream = io.StringIO()
     tool = LogTool(WHO, "me", logger=json_logger(WHO, stream), says_plain=False)
     assert tool.wants(note)
@@ -103,20 +116,20 @@ def test_what_has_more_to_say_takes_the_long_way(note: Finished) -> None:
 
 
 def test_a_plain_one_is_written_soon_and_by_nobody_else() -> None:
-    lines: list[str] = []
+    written = Written()
     note = finished(Handled())
-    watch = standard_watch(WHO, "me", None, lines.extend)
+    watch = standard_watch(WHO, "me", None, written.write)
     watch.tell(note)
     watch.catch_up()
-    (line,) = lines
+    (line,) = written.lines
     assert json.loads(line)["status_result"] == "delivered"
     assert not LogTool(WHO, "me", says_plain=False).wants(note)
 
 
 def test_other_notes_are_none_of_its_business() -> None:
-    lines: list[str] = []
-    PlainLines(WHO, "me", lines.extend).tell(Stopped())
-    assert lines == []
+    written = Written()
+    PlainLines(WHO, "me", written.write).tell(Stopped())
+    assert written.lines == []
 
 
 def published(count: int = 1, failure: Failure | None = None, fields: dict[str, Any] | None = None) -> Published:
@@ -148,29 +161,29 @@ def test_so_is_that_of_a_publish(fields: dict[str, object], worker: str | None) 
     ids=["several", "none", "refused"],
 )
 def test_a_publish_of_which_there_is_more_to_say_takes_the_long_way(note: Published) -> None:
-    lines: list[str] = []
-    PlainLines(WHO, "me", lines.extend).tell(note)
-    assert lines == []
+    written = Written()
+    PlainLines(WHO, "me", written.write).tell(note)
+    assert written.lines == []
     assert LogTool(WHO, "me", says_plain=False).wants(note)
 
 
 def test_fields_that_a_handler_has_bound_for_all_lines_are_on_the_line_of_what_it_publishes() -> None:
-    lines: list[str] = []
+    written = Written()
     with structlog.contextvars.bound_contextvars(order="A-1"):
         note = published()
     assert is_plain(published())  # where they are bound no more
-    PlainLines(WHO, "me", lines.extend).tell(note)
-    assert lines == []
+    PlainLines(WHO, "me", written.write).tell(note)
+    assert written.lines == []
     assert LogTool(WHO, "me", says_plain=False).wants(note)
 
 
 def test_a_plain_publish_is_written_soon_and_by_nobody_else() -> None:
-    lines: list[str] = []
-    watch = standard_watch(WHO, "me", None, lines.extend)
+    written = Written()
+    watch = standard_watch(WHO, "me", None, written.write)
     act = Publish([EventEnvelope(event_type="worlds.card.sent", source="worlds", payload={"secret": 1})], 7)
     watch.begin(act).end()
-    assert lines == []
+    assert written.lines == []
     watch.catch_up()
-    (line,) = lines
+    (line,) = written.lines
     assert json.loads(line)["event"] == "published"
     assert not LogTool(WHO, "me", says_plain=False).wants(slim(Published(act, 0.1, None, None)))

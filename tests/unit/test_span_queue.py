@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from spectral_workers import losses
-from spectral_workers.span_queue import SpanQueue
+from spectral_workers.span_queue import Limits, SpanQueue, tell_of_no_room
 
 PATIENCE = 20
 NEVER = 600_000
@@ -82,15 +82,20 @@ def test_what_comes_after_the_end_is_counted_but_not_what_nobody_wanted() -> Non
     exporter.let_go.set()
     queue = SpanQueue(exporter, 4, 2, NEVER)
     provider = spans_by(queue, 0)
-    span, written = provider.get_tracer("tests").start_span("late"), [object(), object()]
+    span = provider.get_tracer("tests").start_span("late")
     provider.shutdown()
     span.end()
-    queue.put_many(written)
-    assert losses.SPANS.counted() == (3, 0)
+    assert losses.SPANS.counted() == (1, 0)
     unwanted = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)
     unwanted.add_span_processor(queue)
     unwanted.get_tracer("tests").start_span("unwanted").end()
-    assert losses.SPANS.counted() == (3, 0)
+    assert losses.SPANS.counted() == (1, 0)
+
+
+def test_its_limits_are_what_it_was_told() -> None:
+    queue = SpanQueue(Answers(SpanExportResult.SUCCESS), 40, 20, NEVER)
+    assert queue.limits == Limits(40, 20, NEVER / 1_000)
+    spans_by(queue, 0).shutdown()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on
@@ -98,7 +103,7 @@ def test_the_child_of_a_fork_has_lost_nothing_and_holds_no_lock() -> None:
     exporter = Answers(SpanExportResult.SUCCESS)
     exporter.let_go.set()
     queue = SpanQueue(exporter, 4, 2, NEVER)
-    queue.drop(5)
+    tell_of_no_room(5)
     held, let_go = threading.Event(), threading.Event()
 
     def hold() -> None:

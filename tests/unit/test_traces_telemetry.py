@@ -121,11 +121,12 @@ def test_as_many_spans_wait_and_are_sent_at_once_as_the_environment_says(
     script = """
     configure()
     from opentelemetry import trace
-    (processor,) = trace.get_tracer_provider()._active_span_processor._span_processors
-    batches = processor._batch_processor
-    answer(queued=batches._max_queue_size, sent=batches._max_export_batch_size)
+    spans, heaps = trace.get_tracer_provider()._active_span_processor._span_processors
+    batches = spans._batch_processor
+    answer(spans=[batches._max_queue_size, batches._max_export_batch_size], heaps=heaps.limits)
     """
-    assert Done(script, {"OTEL_TRACES_EXPORTER": "otlp", **variables}).found == {"queued": queued, "sent": sent}
+    found = Done(script, {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_SCHEDULE_DELAY": "700", **variables}).found
+    assert found == {"spans": [queued, sent], "heaps": [queued, sent, 0.7]}
 
 
 def test_the_resource_says_who_speaks() -> None:

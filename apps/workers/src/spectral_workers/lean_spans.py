@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from opentelemetry import trace
@@ -26,6 +26,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, T
 from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, Sort, end_span
 from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
 from spectral.core.events.infrastructure.observability.traces import SCOPE
+from spectral_workers.span_queue import tell_of_no_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AnyValue, Attributes
 
     from spectral.core.events.probe import Failure
+    from spectral_workers.span_heaps import Heap, HeapQueue
     from spectral_workers.span_queue import SpanQueue
 
-    Writes: TypeAlias = Callable[[Sequence["KeptSpan"]], Sequence[object]]
+    Writes: TypeAlias = Callable[[Sequence["KeptSpan"]], Sequence[Heap]]
 
 _NANOSECONDS: Final = 1_000_000_000
 _MOST_ATTRIBUTES: Final = 16
@@ -58,16 +60,17 @@ _ANY_SORT: Final = Sort(Shape("any", SpanKind.INTERNAL, {}), is_child=False, is_
 class LeanProvider(TracerProvider):
     """A provider of the SDK, whose tracer of this library's spans can begin lean ones.
 
-    write: what makes of lean spans what the exporters are given; it is called where spans are sent, not where they are
-    exported. That is another thread, mostly on another processor, which should find as little as can be to take over.
+    spans: takes those of the SDK, and heaps the lean ones. write: what makes heaps of these; it is called where spans
+    are handed over, not where they are exported. That is another thread, mostly on another processor, which should find
+    as little as can be to take over.
     """
 
-    def __init__(self, resource: Resource, queues: Sequence[SpanQueue], write: Writes) -> None:
+    def __init__(self, resource: Resource, spans: SpanQueue, heaps: HeapQueue, write: Writes) -> None:
         super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-        for queue in queues:
+        for queue in (spans, heaps):
             self.add_span_processor(queue)
         self._write = write
-        self._queues = tuple(queues)
+        self._heaps = heaps
         self._processors = _processors_of(self._active_span_processor)
 
     def get_tracer(
@@ -81,7 +84,7 @@ class LeanProvider(TracerProvider):
         tracer = super().get_tracer(instrumenting_module_name, instrumenting_library_version, schema_url, attributes)
         if instrumenting_module_name != SCOPE or not isinstance(tracer, Tracer) or self._processors is None:
             return tracer
-        return LeanTracer(tracer, self._processors, partial(_send, self._write, self._queues))
+        return LeanTracer(tracer, self._processors, partial(_send, self._write, self._heaps))
 
 
 class LeanTracer(trace.Tracer):
@@ -136,6 +139,35 @@ class LeanTracer(trace.Tracer):
         span.root_trace_id = f"{self._next_trace_id():032x}"
         return span
 
+    def start_lean_many(
+        self, sort: Sort, events: Sequence[tuple[UUID, str | None]], began: int
+    ) -> list[KeptSpan] | None:
+        """See `LeanSpans`."""
+        if not sort.is_child:
+            roots = [self.start_lean(sort, None, link, event_id, began) for event_id, link in events]
+            return None if None in roots else cast("list[KeptSpan]", roots)
+        if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
+            return None
+        everything, children, next_span_id = self._everything, self._children, self._next_span_id
+        spans: list[KeptSpan] = []
+        for event_id, parent in events:
+            if parent is None or not (everything if parent[-1] in NOT_SAMPLED else children):
+                return None
+            spans.append(KeptSpan(self, sort, parent, parent, event_id, began, next_span_id() or 1))
+        return spans
+
+    @staticmethod
+    def leave_lean_many(spans: Sequence[KeptSpan], seconds: Sequence[float]) -> list[KeptSpan]:
+        """See `LeanSpans`."""
+        # As `leave` of each, without the call: it is done for each event.
+        touched: list[KeptSpan] = []
+        for span, took in zip(spans, seconds, strict=True):
+            if span.real is None:
+                span.ended = span.began + int(took * _NANOSECONDS)
+            elif not span.leave(None, took):
+                touched.append(span)
+        return touched
+
     def flags_of(self, parent: str | None) -> str:
         """The flags of a span with this parent, or with none."""
         return self._root_flags if parent is None else _AS_ONE[parent[-1] in _RANDOM_TOO]
@@ -170,7 +202,7 @@ class LeanTracer(trace.Tracer):
 class KeptSpan(LeanSpan):
     """What differs from one event to the next; or the SDK's span, once it has been touched."""
 
-    _real: _Span | None = None
+    real: _Span | None = None
     _context: SpanContext | None = None
     _traceparent: str | None = None
     _left: int | None = None
@@ -209,7 +241,7 @@ class KeptSpan(LeanSpan):
     def leave(self, failure: Failure | None, seconds: float) -> bool:
         """See `LeanSpan`."""
         ended = self.began + int(seconds * _NANOSECONDS)
-        if failure is None and self._real is None:
+        if failure is None and self.real is None:
             self.ended = ended
             return True
         self._left = ended
@@ -240,10 +272,10 @@ class KeptSpan(LeanSpan):
     # by the handler, and whatever it calls
 
     def _touched(self) -> _Span:
-        if self._real is not None:
-            return self._real
+        if self.real is not None:
+            return self.real
         made = self.readable() if self.ended is not None else self.tracer.full(self)
-        real: _Span = self.__dict__.setdefault("_real", made)  # at one go, for a handler may have threads
+        real: _Span = self.__dict__.setdefault("real", made)  # at one go, for a handler may have threads
         return real
 
     def get_span_context(self) -> SpanContext:
@@ -256,7 +288,7 @@ class KeptSpan(LeanSpan):
 
     def is_recording(self) -> bool:
         """See `Span`."""
-        return self.ended is None if self._real is None else self._real.is_recording()
+        return self.ended is None if self.real is None else self.real.is_recording()
 
     def end(self, end_time: int | None = None) -> None:
         """See `Span`."""
@@ -337,13 +369,15 @@ def _processors_of(multiple: object) -> object:
     return getattr(multiple, "_span_processors", None)
 
 
-def _send(write: Writes, queues: Sequence[SpanQueue], spans: Sequence[KeptSpan]) -> None:
-    if not any(queue.room for queue in queues):
-        for queue in queues:
-            queue.drop(len(spans))
-        return
-    written = write(spans)
-    for queue in queues:
-        queue.put_many(written)
-    if len(written) < len(spans):
-        raise ValueError(f"{len(spans) - len(written)} spans cannot be written")
+def _send(write: Writes, queue: HeapQueue, spans: Sequence[KeptSpan]) -> None:
+    """Write as many as there is room for, no more in a heap than go in a request, and have them sent."""
+    taken, most = spans[: queue.room], queue.limits.sent
+    if len(taken) < len(spans):
+        tell_of_no_room(len(spans) - len(taken))
+    written = 0
+    for start in range(0, len(taken), most):
+        for heap in write(taken[start : start + most]):
+            written += heap.spans
+            queue.put(heap)
+    if written < len(taken):
+        raise ValueError(f"{len(taken) - written} spans cannot be written")

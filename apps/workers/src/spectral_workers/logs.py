@@ -23,7 +23,7 @@ from spectral.core.events.infrastructure.observability.told import without_excep
 from spectral_workers.whole_lines import shared_descriptor, write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
@@ -41,7 +41,7 @@ _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular
 _writers: Final[WeakSet[LineWriter]] = WeakSet()
 
 
-def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[Sequence[str]], None] | None:
+def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[str, int], None] | None:
     """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
 
     From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. Answers what
@@ -62,7 +62,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
         cache_logger_on_first_use=True,
     )
     # Whoever wants every detail wants it in its order.
-    return lines.write_all if level == logging.INFO and not sys.stderr.isatty() else None
+    return lines.write_lines if level == logging.INFO and not sys.stderr.isatty() else None
 
 
 def json_logger(identity: Identity, stream: TextIO) -> FilteringBoundLogger:
@@ -167,20 +167,20 @@ class PatientWriter(LineWriter):
 
     def msg(self, line: str) -> None:
         """Have it written soon, or drop it if too much waits already."""
-        self.write_all((line,))
+        self.write_lines(line, 1)
 
-    def write_all(self, lines: Sequence[str]) -> None:
-        """The same with several."""
+    def write_lines(self, text: str, lines: int) -> None:
+        """The same with several, as one text: whoever writes them does so in another thread, and would free each."""
         with self._counting:
             room = CAPACITY - self._waits
-            if len(lines) > room:
-                self.dropped += len(lines) - room
-                lines = lines[:room]
-            self._waits += len(lines)
-        if not lines:
+            taken = min(lines, room)
+            self.dropped += lines - taken
+            self._waits += taken
+        if not taken:
             return
-        # As one: whoever writes them does so in another thread, and would free each of them there.
-        self._waiting.append(("\n".join(lines), len(lines)))
+        if taken < lines:
+            text = "\n".join(text.split("\n", taken)[:taken])
+        self._waiting.append((text, taken))
         if not self._is_told:
             self._is_told = True
             self._outlet.put(self._write)

@@ -9,9 +9,8 @@ everything else about them, and every span with anything more to it, is left to 
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
-from contextlib import suppress
 from struct import Struct
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -70,8 +69,12 @@ class Encoded:
         return getattr(ExportTraceServiceRequest.FromString(self._data), name)
 
 
-Written: TypeAlias = tuple["LeanTracer", bytes]
-"""A lean span as it goes over the wire, and whose it is."""
+class Written(NamedTuple):
+    """Lean spans of a tracer as they go over the wire, and how many they are."""
+
+    tracer: LeanTracer
+    data: bytearray
+    spans: int
 
 
 def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
@@ -79,11 +82,40 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
 
     One that cannot be written is left out.
     """
-    written: list[Written] = []
+    tracers = {span.tracer for span in spans}
+    if len(tracers) > 1:
+        return [each for one in tracers for each in write_spans([span for span in spans if span.tracer is one])]
+    # All of it into one piece of memory, and in one loop: it is done for each event.
+    data = bytearray(len(spans) * max((_form(sort).length for sort in {span.sort for span in spans}), default=0))
+    at = written = 0
     for span in spans:
-        with suppress(ValueError):  # a trace context that is none, from elsewhere than the outbox
-            written.append((span.tracer, _kept_span(span)))
-    return written
+        parent, link = span.parent_name, span.link
+        form: _Form = span.sort.written
+        length, pack_into, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
+        try:
+            if parent is None:
+                trace_id, parent_id = unhexlify(span.root_trace_id), b""
+            else:
+                trace_id, parent_id = unhexlify(parent[3:35]), unhexlify(parent[36:52])
+            if link is parent:  # as nearly always
+                linked_trace, linked_span = trace_id, parent_id
+            elif link is None:
+                linked_trace = linked_span = b""
+            else:
+                linked_trace, linked_span = unhexlify(link[3:35]), unhexlify(link[36:52])
+        except ValueError:  # a trace context that is none, from elsewhere than the outbox
+            continue
+        # With a dash after every fourth digit: three of them are too many.
+        message = hexlify(span.event_id.int.to_bytes(16, "big"), b"-", 2)
+        pack_into(
+            data, at, to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id, to_began,
+            span.began, _TO_ENDED, span.ended, to_message, message, message[5:], message[30:], message[35:], to_link,
+            linked_trace, to_link_span, linked_span, to_end,
+        )  # fmt: skip
+        at += length
+        written += 1
+    del data[at:]
+    return [Written(tracer, data, written) for tracer in tracers]
 
 
 def have_it_asked() -> None:
@@ -100,11 +132,11 @@ def is_asked() -> bool:
 def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:
     """A request to take these spans; the same that OpenTelemetry's encoder makes of them, if not in the same order."""
     # By identity: equal ones may be sent twice, but to compare them takes as long as to encode a span.
-    groups: dict[tuple[int, int], tuple[tuple[bytes, bytes], list[bytes]]] = {}
-    lean: dict[LeanTracer, list[bytes]] = {}
+    groups: dict[tuple[int, int], tuple[tuple[bytes, bytes], list[bytes | bytearray]]] = {}
+    lean: dict[LeanTracer, list[bytes | bytearray]] = {}
     for span in spans:
-        if isinstance(span, tuple):
-            lean.setdefault(span[0], []).append(span[1])
+        if isinstance(span, Written):
+            lean.setdefault(span.tracer, []).append(span.data)
             continue
         key = (id(span.resource), id(span.instrumentation_scope))
         if key not in groups:
@@ -116,7 +148,7 @@ def encode_spans(spans: Sequence[ReadableSpan | Written]) -> Encoded:
             groups[key][1].extend(alike)
         else:
             groups[key] = _around_lean(tracer), alike
-    parts: list[bytes] = []
+    parts: list[bytes | bytearray] = []
     for (outer, inner), written in groups.values():
         # All of it is put together once: copies of half a megabyte have the system look for memory each time.
         before = _before(_SCOPE_SPANS, len(inner) + sum(map(len, written)))
@@ -150,7 +182,8 @@ def _around_lean(tracer: LeanTracer) -> tuple[bytes, bytes]:
 class _Form(NamedTuple):
     """What the spans have in common that are alike but for ids and times, and what puts the two together."""
 
-    pack: Callable[..., bytes]
+    length: int
+    pack_into: Callable[..., None]
     to_trace: bytes
     to_parent: bytes
     to_began: bytes
@@ -164,29 +197,11 @@ _TO_SPAN: Final = b"\x12\x08"
 _TO_ENDED: Final = b"\x41"
 
 
-def _kept_span(span: KeptSpan) -> bytes:
-    sort, parent, link = span.sort, span.parent_name, span.link
-    form: _Form | None = sort.written
-    if form is None:
-        form = sort.written = _form_of(sort)
-    pack, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
-    if parent is None:
-        trace_id, parent_id = unhexlify(span.root_trace_id), b""
-    else:
-        trace_id, parent_id = unhexlify(parent[3:35]), unhexlify(parent[36:52])
-    if link is parent:  # as nearly always
-        linked_trace, linked_span = trace_id, parent_id
-    elif link is None:
-        linked_trace = linked_span = b""
-    else:
-        linked_trace, linked_span = unhexlify(link[3:35]), unhexlify(link[36:52])
-    # With a dash after every fourth digit: three of them are too many.
-    message = hexlify(span.event_id.int.to_bytes(16, "big"), b"-", 2)
-    return pack(
-        to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id, to_began, span.began,
-        _TO_ENDED, span.ended, to_message, message, message[5:], message[30:], message[35:], to_link, linked_trace,
-        to_link_span, linked_span, to_end,
-    )  # fmt: skip
+def _form(sort: Sort) -> _Form:
+    known: _Form | None = sort.written
+    if known is None:
+        known = sort.written = _form_of(sort)
+    return known
 
 
 def _form_of(sort: Sort) -> _Form:
@@ -208,11 +223,11 @@ def _form_of(sort: Sort) -> _Form:
     length = variable + sum(map(len, parts)) + len(_TO_SPAN) + len(_TO_ENDED)
     parts[0] = _before(_SPAN, length) + parts[0]
     sizes = [len(part) for part in parts]
-    pack = Struct(
+    layout = Struct(
         f"<{sizes[0]}s16s2s8s{sizes[1]}s{8 * has_parent}s{sizes[2]}sQ1sQ{sizes[3]}s4s24s4s4s"
         f"{sizes[4]}s{16 * has_link}s{sizes[5]}s{8 * has_link}s{sizes[6]}s"
-    ).pack
-    return _Form(pack, *parts)
+    )
+    return _Form(layout.size, layout.pack_into, *parts)
 
 
 def _span(span: ReadableSpan) -> bytes:

@@ -39,7 +39,7 @@ from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
@@ -151,7 +151,7 @@ class _Watched:
     recorder: Recorder | None
 
     @classmethod
-    def of(cls, order: Order, identity: Identity, lines: Callable[[Sequence[str]], None] | None) -> _Watched:
+    def of(cls, order: Order, identity: Identity, lines: Callable[[str, int], None] | None) -> _Watched:
         """Have it watched by all there is; numbers are only kept if there is a port to read them on."""
         settings = named(order.settings)
         recorder = Recorder() if order.health is not None and prometheus.is_installed() else None

@@ -1,7 +1,7 @@
-"""The spans that wait to be sent: for how many there is room, and how many were lost.
+"""The SDK's own spans that wait to be sent, and how many were lost, of those and of lean ones.
 
 A processor of the SDK evicts the oldest for whatever finds no room, and says so for each. Here it is counted, and so is
-what a collector refuses; and many spans find their place at once.
+what a collector refuses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet
 
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -22,11 +22,22 @@ if TYPE_CHECKING:
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+PATIENCE: Final = 30.0
+"""Seconds that the SDK waits at the end for what has not been sent yet."""
+
 _logger: Final = logging.getLogger("opentelemetry.spectral")  # what is said there is said once a minute
 
 
+class Limits(NamedTuple):
+    """For how many spans there is room, how many are sent at once, and after how many seconds if there are less."""
+
+    queued: int
+    sent: int
+    delay: float
+
+
 class SpanQueue(BatchSpanProcessor):
-    """A processor of the SDK that counts what is lost, and takes what has been written as well as spans.
+    """A processor of the SDK that counts what is lost.
 
     queued: for so many there is room. sent: so many are sent at once. None: as the environment says.
     """
@@ -38,9 +49,8 @@ class SpanQueue(BatchSpanProcessor):
         sent: int | None = None,
         schedule_delay_millis: float | None = None,
     ) -> None:
-        super().__init__(_Counted(exporter), queued, schedule_delay_millis, sent)
-        self.takes_anything = _takes_anything(self)
-        """Whether it is known how to hand its exporter what is no span of the SDK's."""
+        super().__init__(Counted(exporter), queued, schedule_delay_millis, sent)
+        self._knows_its_room = _knows_its_room(self)
         self.unlock()
         _queues.add(self)
 
@@ -50,47 +60,43 @@ class SpanQueue(BatchSpanProcessor):
         self._lock = threading.RLock()
 
     @property
-    def room(self) -> int:
-        """For so many more; none after its end."""
-        batches: Any = self._batch_processor
-        if getattr(batches, "_shutdown", False):
-            return 0
-        queue: deque[Any] = batches._queue  # noqa: SLF001  by no public name; another one after a fork
-        return (queue.maxlen or 0) - len(queue)
+    def limits(self) -> Limits:
+        """As they have come to be; the SDK's own where it does not say."""
+        batches: Any = getattr(self, "_batch_processor", None)  # by no public name
+        return Limits(
+            getattr(batches, "_max_queue_size", 2_048),
+            getattr(batches, "_max_export_batch_size", 512),
+            getattr(batches, "_schedule_delay", 5.0),
+        )
 
     def on_end(self, span: ReadableSpan) -> None:
         """See `SpanProcessor`."""
         context = span.context
         with self._lock:
-            if self.takes_anything and not self.room and context is not None and context.trace_flags.sampled:
+            if self._knows_its_room and self._is_full() and context is not None and context.trace_flags.sampled:
                 losses.SPANS.count(dropped=1)
             super().on_end(span)
 
-    def put_many(self, written: Sequence[object]) -> None:
-        """Have them sent, as many as there is room for."""
+    def _is_full(self) -> bool:
+        """So it is after its end, too."""
         batches: Any = self._batch_processor
-        with self._lock:
-            taken = written[: self.room]
-            if taken:
-                # The last is emitted as any span is: that sees to the rest, among others to an exporter that sleeps.
-                batches._queue.extendleft(taken[:-1])  # noqa: SLF001  as above
-                batches.emit(taken[-1])
-        self.drop(len(written) - len(taken))
-
-    def drop(self, spans: int) -> None:
-        """There was no room for so many."""
-        if spans:
-            losses.SPANS.count(dropped=spans)
-            _logger.warning("No room for %d spans.", spans)
+        queue: deque[Any] = batches._queue  # noqa: SLF001  as above; another one after a fork
+        return getattr(batches, "_shutdown", False) or len(queue) >= (queue.maxlen or 0)
 
 
-def _takes_anything(processor: BatchSpanProcessor) -> bool:
+def _knows_its_room(processor: BatchSpanProcessor) -> bool:
     batches: Any = getattr(processor, "_batch_processor", None)  # as above
     queue = getattr(batches, "_queue", None)
-    return isinstance(queue, deque) and queue.maxlen is not None and callable(getattr(batches, "emit", None))
+    return isinstance(queue, deque) and queue.maxlen is not None
 
 
-class _Counted(SpanExporter):
+def tell_of_no_room(spans: int) -> None:
+    """So many are dropped."""
+    losses.SPANS.count(dropped=spans)
+    _logger.warning("No room for %d spans.", spans)
+
+
+class Counted(SpanExporter):
     """An exporter of whose failures is kept count."""
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -98,12 +104,16 @@ class _Counted(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """See `SpanExporter`."""
+        return self.send(spans, len(spans))
+
+    def send(self, batch: Sequence[Any], spans: int) -> SpanExportResult:
+        """The same of a batch in which there are so many, whatever they are to this exporter."""
         result = SpanExportResult.FAILURE
         try:
-            result = self._exporter.export(spans)
+            result = self._exporter.export(batch)
         finally:
             if result is not SpanExportResult.SUCCESS:
-                losses.SPANS.count(failed=len(spans))
+                losses.SPANS.count(failed=spans)
         return result
 
     def shutdown(self) -> None:

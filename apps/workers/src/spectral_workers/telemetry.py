@@ -21,7 +21,7 @@ from opentelemetry import metrics, trace
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.resources import Resource
@@ -142,7 +142,7 @@ def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[],
     names = tuple(exporters)
     queued, sent = _batches()
     queues = [SpanQueue(exporter, queued, sent) for exporter in [_span_exporter(name) for name in names]]
-    provider = _lean_provider(resource, queues) if set(names) == {"otlp"} else None
+    provider = _lean_provider(resource, queues[0]) if names == ("otlp",) else None
     if provider is None:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
         for queue in queues:
@@ -151,13 +151,15 @@ def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[],
     return provider.shutdown
 
 
-def _lean_provider(resource: Resource, queues: Sequence[SpanQueue]) -> TracerProvider | None:
-    """One of lean spans, if all there is to send them is as we know it; they mean nothing to anybody else."""
+def _lean_provider(resource: Resource, spans: SpanQueue) -> TracerProvider | None:
+    """One of lean spans, if what is to send them is as we know it; they mean nothing to anybody else."""
     from spectral_workers.lean_spans import LeanProvider  # noqa: PLC0415  an extra
     from spectral_workers.otlp_spans import is_asked, write_spans  # noqa: PLC0415  as above
+    from spectral_workers.span_heaps import HeapQueue  # noqa: PLC0415  as above
 
-    is_known = is_asked() and all(queue.takes_anything for queue in queues)
-    return LeanProvider(resource, queues, write_spans) if is_known else None
+    if not is_asked():
+        return None
+    return LeanProvider(resource, spans, HeapQueue(_span_exporter("otlp"), spans.limits), write_spans)
 
 
 def _batches() -> tuple[int | None, int | None]:

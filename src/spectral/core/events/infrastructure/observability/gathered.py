@@ -42,10 +42,12 @@ class Gathered:
         self.notes: deque[tuple[Note | list[Finished], float]] = deque()
         self._ran: deque[HandlerRan] = deque()
         self._spans: deque[Closing] = deque()
+        self._heaps: deque[tuple[Sequence[HandlerRan], Sequence[Closing]]] = deque()
+        self._in_heaps = 0  # about: what is told by two threads at once may count for nothing
         self._is_seen_to = self._is_soon = False
 
     def __bool__(self) -> bool:
-        return bool(self.notes or self._ran or self._spans)
+        return bool(self.notes or self._ran or self._spans or self._heaps)
 
     def add(self, note: Note, at: float, span: Closing | None) -> None:
         """A note, and the span of its act if that is to be sent."""
@@ -69,9 +71,9 @@ class Gathered:
 
     def add_many_ran(self, notes: Sequence[HandlerRan], spans: Sequence[Closing]) -> None:
         """Handlers that ran, and their spans, which need be no more than they are."""
-        self._spans.extend(spans)
-        self._ran.extend(notes)
-        self._see_to_it(is_enough=len(self._ran) >= MANY)
+        self._heaps.append((notes, spans))
+        self._in_heaps += len(notes)
+        self._see_to_it(is_enough=self._in_heaps >= MANY)
 
     def _see_to_it(self, *, is_enough: bool) -> None:
         if not self._is_seen_to:
@@ -86,27 +88,29 @@ class Gathered:
                 self._is_soon = True
                 loop.call_soon(self._catch_up)
                 return
-        elif len(self.notes) < _TOO_MANY and len(self._ran) < _TOO_MANY:
+        elif max(len(self.notes), len(self._ran), self._in_heaps) < _TOO_MANY:
             return
         self._catch_up()
 
     def begin(self) -> None:
         """Whatever there is now is told."""
+        self._in_heaps = 0
         self._is_seen_to = self._is_soon = False
 
-    def take_ran(self) -> list[HandlerRan]:
-        """Those that nobody else has taken."""
-        return _all(self._ran)
-
-    def take_spans(self) -> list[Closing]:
-        """The same of spans."""
-        return _all(self._spans)
+    def take_ran(self) -> list[tuple[Sequence[HandlerRan], Sequence[Closing]]]:
+        """Those that nobody else has taken, and spans: in the heaps that they came in, and at last all others."""
+        taken = _all(self._heaps)
+        ran, spans = _all(self._ran), _all(self._spans)
+        if ran or spans:
+            taken.append((ran, spans))
+        return taken
 
     def forget(self) -> None:
         """All of it, in the child of a fork: the parent tells it."""
         self.notes.clear()
         self._ran.clear()
         self._spans.clear()
+        self._heaps.clear()
         self.begin()
 
 

@@ -120,6 +120,19 @@ class LeanSpans(Protocol):
         """Begin one of this sort at this time, with the parent and the link it has; none: ask the tracer for it."""
         ...
 
+    def start_lean_many(
+        self, sort: Sort, events: Sequence[tuple[UUID, str | None]], began: int
+    ) -> Sequence[LeanSpan] | None:
+        """The same of several, none of them local: of each its event and what that came with, its link if it has one.
+
+        It is the parent too, if the sort has one. None: ask the tracer for each.
+        """
+        ...
+
+    def leave_lean_many(self, spans: Sequence[Any], seconds: Sequence[float]) -> Sequence[Closing]:
+        """As `Tracer.leave_many`."""
+        ...
+
     def send_lean(self, spans: Sequence[Closing]) -> None:
         """Have those sent that it has begun; waits for nothing."""
         ...

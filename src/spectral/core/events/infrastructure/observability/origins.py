@@ -14,7 +14,7 @@ from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanCont
 from spectral.core.events.infrastructure.observability.tools import Carried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from opentelemetry.trace import Span
 
@@ -74,6 +74,19 @@ def copy_within(span: Span) -> contextvars.Context:
     copy = contextvars.copy_context()
     copy.run(_set, Context({_CURRENT_SPAN: span}))
     return copy
+
+
+def copies_within(spans: Sequence[Span]) -> list[contextvars.Context]:
+    """The same for each of them."""
+    return contextvars.copy_context().run(_copies, spans)
+
+
+def _copies(spans: Sequence[Span]) -> list[contextvars.Context]:
+    copies: list[contextvars.Context] = []
+    for span in spans:
+        _set(Context({_CURRENT_SPAN: span}))
+        copies.append(contextvars.copy_context())
+    return copies
 
 
 def _setter() -> Callable[[Context], object]:

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _TRACEPARENT_LENGTH: Final = 55
 _MAX_KNOWN: Final = 1_000
 _Alike: TypeAlias = tuple[str, str, str, tuple[str, ...]]
+_Parts: TypeAlias = tuple[str, str, str, str, str]
 _NOTHING: Final[_Alike] = ("", "", "", ())
+_NO_PARTS: Final[_Parts] = ("", "", "", "", "")
 _BEGINNING: Final = '{"timestamp": "'
 
 
@@ -55,17 +57,17 @@ def _adds_to_lines(within: Context | None) -> bool:
 class PlainLines:
     """Makes the lines of one worker, and hands them to whoever writes them; implements `Counting`.
 
-    write: takes lines, at once, and never waits.
+    write: takes lines as one text, and how many they are, and never waits.
     """
 
-    def __init__(self, identity: Identity, worker: str | None, write: Callable[[Sequence[str]], None]) -> None:
+    def __init__(self, identity: Identity, worker: str | None, write: Callable[[str, int], None]) -> None:
         self._write = write
         who = {"service": identity.service, "environment": identity.environment}
         self._who = json.dumps(who)[1:-1]
         self._head = (
             f'", "level": "info", "event": "handled", {self._who}, "generation": {identity.generation}, "trace_id": '
         )
-        self._known: dict[_Alike, tuple[str, str]] = {}
+        self._known: dict[_Alike, tuple[str, _Parts]] = {}
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
 
     def cares_for(self, kind: type[Note]) -> bool:
@@ -80,29 +82,29 @@ class PlainLines:
         """The same, of then."""
         if isinstance(note, Finished):
             if type(note.outcome) is Handled:
-                self._write(self.of_handled([note], at))
+                self._write(self.of_handled([note], at), 1)
         elif isinstance(note, Published) and is_plain(note):
-            self._write([self.of_published(note, at)])
+            self._write(self.of_published(note, at), 1)
 
     def tell_many_at(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float) -> None:
         """The same of what was settled together, which has its time in common."""
         if notes and isinstance(notes[0], Finished):
-            self._write(self.of_handled(cast("Sequence[Finished]", notes), at))
+            self._write(self.of_handled(cast("Sequence[Finished]", notes), at), len(notes))
 
-    def of_handled(self, notes: Sequence[Finished], at: float) -> list[str]:
+    def of_handled(self, notes: Sequence[Finished], at: float) -> str:
         """The lines of plain ones, all at this time."""
-        stamp, lines = timestamp(at), list[str]()
-        last, form, usual = _NOTHING, "", ""
+        stamp, parts = timestamp(at), list[str]()
+        last, form = _NOTHING, ""
+        start, after_trace, after_event, between, end = _NO_PARTS
         for delivery, _, handlers, seconds, ack_seconds, traceparent in notes:
             # By name they take longer, and all at once too: half of them would only be fetched for it.
             row_id, event_id, workspace_id, attempts = delivery[0][0], delivery[1], delivery[7], delivery[14]
             alike = (delivery[2], delivery[5], delivery[6], handlers)
             if alike != last:  # mostly they are all alike
-                form, most = self._known.get(alike) or self._learn(alike)
-                usual, last = _BEGINNING + stamp + most, alike
+                form, (start, after_trace, after_event, between, end) = self._known.get(alike) or self._learn(alike)
+                last = alike
+                start = _BEGINNING + stamp + start
             carried = traceparent or delivery[10]
-            # With a dash after every fourth digit: three of them are too many.
-            digits = event_id.int.to_bytes(16, "big").hex("-", 2)
             if (
                 attempts == 1
                 and workspace_id is None
@@ -110,58 +112,47 @@ class PlainLines:
                 and carried is not None
                 and len(carried) >= _TRACEPARENT_LENGTH
             ):
-                lines.append(
-                    usual
-                    % (
-                        carried[3:35],
-                        digits[:4],
-                        digits[5:29],
-                        digits[30:34],
-                        digits[35:],
-                        seconds * 1000,
-                        ack_seconds * 1000,
-                    )
-                )
+                # With a dash after every fourth digit: three of them are too many.
+                digits = event_id.int.to_bytes(16, "big").hex("-", 2)
+                # Put together once, for all: a text for each line is half a kilobyte that nobody needs.
+                parts += (
+                    start, carried[3:35], after_trace, digits[:4], digits[5:29], digits[30:34], digits[35:],
+                    after_event, f"{seconds * 1000:.1f}", between, f"{ack_seconds * 1000:.1f}", end,
+                )  # fmt: skip
                 continue
-            lines.append(
-                form
-                % (
-                    stamp,
-                    _trace_id(carried),
-                    event_id,
-                    "null" if workspace_id is None else f'"{workspace_id}"',
-                    attempts,
-                    "" if row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
-                    seconds * 1000,
-                    ack_seconds * 1000,
-                )
+            line = form % (
+                stamp,
+                _trace_id(carried),
+                event_id,
+                "null" if workspace_id is None else f'"{workspace_id}"',
+                attempts,
+                "" if row_id == event_id else f', "row_id": "{row_id}"',  # one of a broadcast
+                seconds * 1000,
+                ack_seconds * 1000,
             )
-        return lines
+            parts.append(line)
+        return "".join(parts)[:-1]
 
-    def _learn(self, alike: _Alike) -> tuple[str, str]:
+    def _learn(self, alike: _Alike) -> tuple[str, _Parts]:
         """What the lines have in common of events that have this in common, with room for the rest.
 
-        To fill in one form takes half as long as to put a line together. The second one begins after the time, and is
-        that of most events: they carry a trace, are of no workspace and no broadcast, and are tried for the first time.
+        Most events carry a trace, are of no workspace and no broadcast, and are tried for the first time. Their lines
+        are put together of parts, the first of which begins after the time: to fill in a form takes longer, for it is
+        searched for where there is room. The form is for all others.
         """
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         event_type, source, target, handlers = alike
         names = ",".join(handlers)
         route = f'"event_type": "{event_type}", "source": "{source}", "target": "{target}", "workspace_id": '
-        head, middle, end = (
-            each.replace("%", "%%")
-            for each in (self._head, route, f'{self._worker}"handler_name": "{names}", "duration_ms": ')
-        )
-        forms = [
-            f'{head}{trace}, "event_id": "{event}", {middle}{workspace}, "attempts": {attempts}, '
-            f'{end}%.1f, "ack_ms": %.1f, "status_result": "delivered"}}'
-            for trace, event, workspace, attempts in (
-                ("%s", "%s", "%s", "%d%s"),
-                ('"%s"', "%s%s%s%s", "null", "1"),
-            )
-        ]
-        return self._known.setdefault(alike, (_BEGINNING + "%s" + forms[0], forms[1]))
+        end = f'{self._worker}"handler_name": "{names}", "duration_ms": '
+        ack, result = ', "ack_ms": ', ', "status_result": "delivered"}\n'
+        usual = (
+            f'{self._head}"', '", "event_id": "', f'", {route}null, "attempts": 1, {end}', ack, result
+        )  # fmt: skip
+        head, route, end = (each.replace("%", "%%") for each in (self._head, route, end))
+        form = f'{_BEGINNING}%s{head}%s, "event_id": "%s", {route}%s, "attempts": %d%s, {end}%.1f{ack}%.1f{result}'
+        return self._known.setdefault(alike, (form, usual))
 
     def of_published(self, note: Published, at: float) -> str:
         """The same."""

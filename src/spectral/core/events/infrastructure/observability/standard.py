@@ -17,7 +17,7 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from spectral.core.events.infrastructure.observability.tools import Counting, Tool
     from spectral.core.events.settings import Identity
@@ -36,11 +36,12 @@ def standard_watch(
     identity: Identity,
     worker: str | None = None,
     quick: Mapping[str, Counting] | None = None,
-    lines: Callable[[Sequence[str]], None] | None = None,
+    lines: Callable[[str, int], None] | None = None,
 ) -> Watch:
     """The watch of a publisher, or of the worker of this name.
 
-    quick: what only counts in memory. lines: takes finished lines, at once, where the worker's own log is in use.
+    quick: what only counts in memory. lines: takes finished lines as one text, and how many, where the worker's
+    own log is in use.
     """
     slow: dict[str, Tool] = {
         "logs": LogTool(identity, worker, says_plain=lines is None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,11 +108,16 @@ class Lean(NamedTuple):
     go_back: Callable[[], None] | None = None
 
 
+Started: TypeAlias = "tuple[str | None, Context | None, Closing | None]"
+"""As `Lean`, with nothing to go back to; or as `Carried`, without a span."""
+
+
 class Tracer(Protocol):
     """Follows acts.
 
-    It may have a `start_many(acts)` too, for handlers that begin together: a list of what is `Carried` or `Lean`, or
-    none if that is not all there is; then it is asked for each.
+    It may have a `start_many(acts)` too, for handlers that begin together: each of them `Started`, or none if that is
+    not all there is; then it is asked for each. And then a `leave_many(spans, seconds)`, as `leave` of each, when their
+    acts have gone well and taken so long: it answers those that have to be finished.
     """
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:

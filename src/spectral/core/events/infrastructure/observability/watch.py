@@ -37,7 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextvars import Context
 
-    from spectral.core.events.infrastructure.observability.tools import Closing, Counting, Tool, Traced, Tracer
+    from spectral.core.events.infrastructure.observability.tools import (
+        Closing,
+        Counting,
+        Started,
+        Tool,
+        Traced,
+        Tracer,
+    )
     from spectral.core.events.probe import Act, Activity, Note
 
 
@@ -99,8 +106,11 @@ class Watch:
         self._quick = dict(quick or {})
         self._slow = [_Reader(Outlet(name), tool, getattr(tool, "wants", None)) for name, tool in slow.items()]
         self._tracer = tracer
-        self._start_many: Callable[[Sequence[Handle]], list[Carried | Lean] | None] = getattr(
+        self._start_many: Callable[[Sequence[Handle]], list[Started] | None] = getattr(
             tracer, "start_many", _one_by_one
+        )
+        self._leave_many: Callable[[Sequence[Closing], Sequence[float]], Sequence[Closing]] = getattr(
+            tracer, "leave_many", _leave_each
         )
         self._traces = Outlet("traces")
         self._raised: Counter[str] = Counter()
@@ -157,13 +167,14 @@ class Watch:
     def catch_up(self) -> None:
         """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
         self._gathered.begin()
-        ran = self._gathered.take_ran()
-        if ran:
-            self._tell_all(ran, time.time(), self._who_cares(HandlerRan))
+        heaps = self._gathered.take_ran()
+        for ran, _ in heaps:
+            if ran:
+                self._tell_all(ran, time.time(), self._who_cares(HandlerRan))
         self._tell_in_order()
-        spans = self._gathered.take_spans()
-        if spans:
-            self._send(spans)
+        for _, spans in heaps:
+            if spans:
+                self._send(spans)
 
     def _tell_in_order(self) -> None:
         """Of the notes that are not of handlers, or of those too, if somebody wants to know when they ran."""
@@ -293,7 +304,7 @@ class Watch:
             traced = self._tracer.start(act)
             # Nobody else has had a say in the first two, so they took no time.
             if isinstance(traced, Lean):
-                return _LeanActivity(self, act, began, traced)
+                return _LeanActivity(self, act, began, *traced)
             if isinstance(traced, Carried):
                 return self._timed(act, began, traced.traceparent, traced.context)
             if traced is not None:
@@ -310,7 +321,7 @@ class Watch:
     def begin_many(self, acts: Sequence[Handle]) -> list[Activity]:
         """See `Probe`."""
         began = time.monotonic()
-        started: list[Carried | Lean] | None = None
+        started: list[Started] | None = None
         if began >= self._trace_again_at:
             try:
                 started = self._start_many(acts)
@@ -319,8 +330,10 @@ class Watch:
         if started is None:
             return [self.begin(act) for act in acts]
         return [
-            _LeanActivity(self, act, began, one) if type(one) is Lean else self._timed(act, began, *one[:2])
-            for act, one in zip(acts, started, strict=True)
+            self._timed(act, began, traceparent, context)
+            if span is None
+            else _LeanActivity(self, act, began, traceparent, context, span)
+            for act, (traceparent, context, span) in zip(acts, started, strict=True)
         ]
 
     def _timed(
@@ -376,14 +389,6 @@ class Watch:
             self._raised["traces"] += 1
         return None
 
-    def finish_lean(self, span: Closing) -> None:
-        """Have it ended by its outlet, well."""
-        self._traces.put(partial(span.finish, None))
-
-    def failed_to_trace(self) -> None:
-        """Count what a span has raised."""
-        self._raised["traces"] += 1
-
     def go_back(self, there: Callable[[], None]) -> None:
         """To what was current before a span that has ended."""
         try:
@@ -408,12 +413,27 @@ class Watch:
             return
         ran: list[HandlerRan] = []
         spans: list[Closing] = []
+        seconds: list[float] = []
         for activity in activities:
             if type(activity) is _LeanActivity or type(activity) is _HandlerActivity:
-                activity.end_among(ran, spans)
+                activity.end_among(ran, spans, seconds)
             else:
                 activity.end()
-        self._gathered.add_many_ran(ran, spans)
+        self._gathered.add_many_ran(ran, self._left(spans, seconds) if spans else spans)
+
+    def _left(self, spans: Sequence[Closing], seconds: Sequence[float]) -> Sequence[Closing]:
+        """Those that may be sent; the others are ended by their outlet."""
+        try:
+            others = self._leave_many(spans, seconds)
+            for span in others:
+                self._traces.put(partial(span.finish, None))
+            if not others:
+                return spans
+            theirs = {id(span) for span in others}
+            return [span for span in spans if id(span) not in theirs]
+        except _RAISED:  # as above
+            self._raised["traces"] += 1
+            return ()
 
     def leave_span(self, traced: Traced) -> None:
         """Have it know that its act is over."""
@@ -450,6 +470,11 @@ def _without_heaps(caring: _Caring) -> _Caring:
 
 def _one_by_one(_: Sequence[Handle]) -> None:
     """For tracers that know of no heaps."""
+
+
+def _leave_each(spans: Sequence[Closing], seconds: Sequence[float]) -> list[Closing]:
+    """The same."""
+    return [span for span, took in zip(spans, seconds, strict=True) if not span.leave(None, took)]
 
 
 def _only_counts(tool: Tool, _: type[Note]) -> bool:
@@ -526,7 +551,7 @@ class _HandlerActivity:
     def undo(self) -> None:
         """See `Activity`."""
 
-    def end_among(self, ran: list[HandlerRan], _: list[Closing]) -> None:
+    def end_among(self, ran: list[HandlerRan], _: list[Closing], __: list[float]) -> None:
         """It has ended well after it was left, among many."""
         if len(self._act.delivery.payload) > MUCH:
             self.end()
@@ -549,12 +574,24 @@ class _LeanActivity:
 
     __slots__ = ("_act", "_began", "_go_back", "_seconds", "_span", "_watch", "context", "traceparent")
 
-    def __init__(self, watch: Watch, act: Act, began: float, lean: Lean) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917  made for each event
+        self,
+        watch: Watch,
+        act: Act,
+        began: float,
+        traceparent: str | None,
+        context: Context | None,
+        span: Closing,
+        go_back: Callable[[], None] | None = None,
+    ) -> None:
         self._watch = watch
         self._act = act
         self._began = began
         self._seconds: float | None = None
-        self.traceparent, self.context, self._span, self._go_back = lean
+        self._span = span
+        self._go_back = go_back
+        self.traceparent = traceparent
+        self.context = context
 
     def leave(self) -> None:
         """See `Activity`."""
@@ -566,22 +603,16 @@ class _LeanActivity:
         """See `Activity`."""
         self._watch.end_lean(self._span, UNDONE, self._seconds or time.monotonic() - self._began)
 
-    def end_among(self, ran: list[HandlerRan], spans: list[Closing]) -> None:
+    def end_among(self, ran: list[HandlerRan], spans: list[Closing], seconds: list[float]) -> None:
         """It has ended well after it was left, among many."""
-        act = self._act
-        if type(act) is not Handle or len(act.delivery.payload) > MUCH:
+        act, took = self._act, self._seconds
+        if type(act) is not Handle or took is None or len(act[0][8]) > MUCH:  # its payload
             self.end()
             return
-        span = self._span
-        try:
-            if span.leave(None, self._seconds or 0.0):
-                spans.append(span)
-            else:
-                self._watch.finish_lean(span)
-        except _RAISED:  # as above
-            self._watch.failed_to_trace()
+        spans.append(self._span)
+        seconds.append(took)
         # As `HandlerRan(...)`, without the call in between.
-        ran.append(tuple.__new__(HandlerRan, (act, self._seconds, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
+        ran.append(tuple.__new__(HandlerRan, (act, took, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""

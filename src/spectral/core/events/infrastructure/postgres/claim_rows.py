@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
+from sys import intern
 from typing import TYPE_CHECKING, Any, Final
 
 from psycopg import sql
@@ -53,6 +54,8 @@ def _delivery(row: tuple[Any, ...], token: UUID, context: str) -> Delivery:
     # As `Delivery(Lease(...), ...)`, without the calls in between, which cost more than the tuples they make.
     (row_id, _, parent, kind, version, occurred_at, source, workspace, payload, key, trace, content, channel,
      generation, attempts, due_at, waited, suspect, replays, handled) = row  # fmt: skip
+    # Of these there are few, and they are compared and looked up again and again: as one object that is quickest.
+    kind, source = intern(kind), intern(source)
     lease: Lease = tuple.__new__(Lease, (row_id, token))  # pyright: ignore[reportUnknownMemberType]
     return tuple.__new__(Delivery, (  # pyright: ignore[reportUnknownMemberType]
         lease, parent or row_id, kind, version, occurred_at, source, context, workspace, payload,
