@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,13 +19,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON, ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanContext, StatusCode, TraceFlags
 
+from spectral.core.events.infrastructure.observability.slim import MUCH
 from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.infrastructure.observability.traces import OpenTelemetryTracer
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.probe import Handle
 from spectral.core.events.settings import Identity
 from spectral_workers import losses
-from spectral_workers.lean_spans import KeptSpan, LeanProvider
+from spectral_workers.lean_spans import FirstSpan, KeptSpan, LeanProvider
 from spectral_workers.otlp_spans import encode_spans, write_spans
 from spectral_workers.span_heaps import HeapQueue
 from spectral_workers.span_queue import Limits, SpanQueue
@@ -250,6 +252,16 @@ def test_no_heap_is_larger_than_a_request_may_be() -> None:
     assert [heap.spans for heap in heaps] == [4, 4, 2]
 
 
+def test_what_is_in_an_event_does_not_wait_with_its_span_if_it_is_much(lightly: Lightly) -> None:
+    acts = [act(payload=payload) for payload in ("{}", f'"{"x" * MUCH}"')]
+    for each in acts:
+        lightly.run(each)
+    small, large = lightly.spans()
+    assert isinstance(small, FirstSpan)
+    assert acts[1].delivery not in gc.get_referents(large, large.__dict__, large.facts())
+    assert alike(small) == alike(large)
+
+
 def test_after_the_end_nothing_is_queued(lightly: Lightly) -> None:
     lightly.provider.shutdown()
     for _ in range(3):
@@ -259,10 +271,9 @@ def test_after_the_end_nothing_is_queued(lightly: Lightly) -> None:
 
 
 def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
-    for _ in range(2):
-        lightly.run(act())
+    for carried in (PUBLISHED, f"00-{'no digits':032}-{'0' * 16}-01"):
+        lightly.watch.begin(act(carried)).end()
     good, bad = lightly.spans()
-    bad.parent_name = f"00-{'no digits':032}-{'0' * 16}-01"
     (heap,) = write_spans([good, bad, good])
     assert heap.spans == 2
     assert heap.data == 2 * write_spans([good])[0].data

@@ -12,9 +12,10 @@ none of our attributes meets. Else the tracer answers none, and is asked for a s
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from functools import partial
 from random import getrandbits
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from opentelemetry import trace
@@ -23,8 +24,18 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, TraceFlags
 
-from spectral.core.events.infrastructure.observability.lean import OUTCOME, WELL, LeanSpan, Shape, Sort, end_span
+from spectral.core.events.infrastructure.observability.lean import (
+    OUTCOME,
+    WELL,
+    LeanSpan,
+    Shape,
+    Sort,
+    SortKey,
+    end_span,
+    sort_of_handler,
+)
 from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
+from spectral.core.events.infrastructure.observability.slim import MUCH
 from spectral.core.events.infrastructure.observability.traces import SCOPE
 from spectral_workers.span_queue import tell_of_no_room
 
@@ -38,7 +49,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Status, StatusCode
     from opentelemetry.util.types import AnyValue, Attributes
 
-    from spectral.core.events.probe import Failure
+    from spectral.core.events.probe import Failure, Handle
     from spectral_workers.span_heaps import Heap, HeapQueue
     from spectral_workers.span_queue import SpanQueue
 
@@ -124,7 +135,7 @@ class LeanTracer(trace.Tracer):
 
     def start_lean(
         self, sort: Sort, parent: str | None, link: str | None, event_id: UUID, began: int
-    ) -> KeptSpan | None:
+    ) -> AnySpan | None:
         """See `LeanSpans`."""
         if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
             return None
@@ -132,29 +143,29 @@ class LeanTracer(trace.Tracer):
             children = self._local_children if sort.is_local else self._children
             if not (self._everything if parent[-1] in NOT_SAMPLED else children):
                 return None
-            return KeptSpan(self, sort, parent, link, event_id, began, self._next_span_id() or 1)
+            return AnySpan(self, began, self._next_span_id() or 1, Facts(sort, parent, link, event_id))
         if not self._roots:
             return None
-        span = KeptSpan(self, sort, parent, link, event_id, began, self._next_span_id() or 1)
+        span = AnySpan(self, began, self._next_span_id() or 1, Facts(sort, parent, link, event_id))
         span.root_trace_id = f"{self._next_trace_id():032x}"
         return span
 
-    def start_lean_many(
-        self, sort: Sort, events: Sequence[tuple[UUID, str | None]], began: int
-    ) -> list[KeptSpan] | None:
+    def start_first(self, acts: Sequence[Handle], began: int) -> Sequence[KeptSpan] | None:
         """See `LeanSpans`."""
-        if not sort.is_child:
-            roots = [self.start_lean(sort, None, link, event_id, began) for event_id, link in events]
-            return None if None in roots else cast("list[KeptSpan]", roots)
         if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
             return None
         everything, children, next_span_id = self._everything, self._children, self._next_span_id
-        spans: list[KeptSpan] = []
-        for event_id, parent in events:
-            if parent is None or not (everything if parent[-1] in NOT_SAMPLED else children):
-                return None
-            spans.append(KeptSpan(self, sort, parent, parent, event_id, began, next_span_id() or 1))
-        return spans
+        if not (everything and children):
+            for act in acts:
+                traceparent = act.delivery.trace_context or ""
+                if not (everything if traceparent[-1:] in NOT_SAMPLED else children):
+                    return None
+        return [
+            FirstSpan(self, began, next_span_id() or 1, act)
+            if len(act[0][8]) <= MUCH  # its payload, or that would wait with the span
+            else AnySpan(self, began, next_span_id() or 1, first_facts(act))
+            for act in acts
+        ]
 
     @staticmethod
     def leave_lean_many(spans: Sequence[KeptSpan], seconds: Sequence[float]) -> list[KeptSpan]:
@@ -174,20 +185,21 @@ class LeanTracer(trace.Tracer):
 
     def example(self) -> _Span:
         """A span of the SDK that has ended, of its resource and its scope, which nobody sends."""
-        span = KeptSpan(self, _ANY_SORT, None, None, UUID(int=0), time.time_ns(), 1)
+        span = AnySpan(self, time.time_ns(), 1, Facts(_ANY_SORT, None, None, UUID(int=0)))
         span.root_trace_id = "1" * 32
         return span.readable()
 
     def full(self, kept: KeptSpan, processor: SpanProcessor | None = None) -> _Span:
         """The same as a span of the SDK, begun then."""
-        parent, own, shape = kept.parent_context(), remote_span(kept.link), kept.sort.shape
+        sort, _, link, event_id = kept.facts()
+        parent, own, shape = kept.parent_context(), remote_span(link), sort.shape
         span = _Span(
             name=shape.name,
             context=kept.get_span_context(),
             parent=parent,
             sampler=self.sampler,
             resource=self.resource,
-            attributes=shape.attributes_of(kept.event_id, kept.sort.attempt),
+            attributes=shape.attributes_of(event_id, sort.attempt),
             span_processor=self._multiple if processor is None else processor,
             kind=shape.kind,
             links=() if own is None else (Link(own),),
@@ -197,6 +209,15 @@ class LeanTracer(trace.Tracer):
         )
         span.start(kept.began, NOTHING if parent is None else with_span(NonRecordingSpan(parent)))
         return span
+
+
+class Facts(NamedTuple):
+    """What a span is about, and what it belongs to."""
+
+    sort: Sort
+    parent_name: str | None
+    link: str | None
+    event_id: UUID
 
 
 class KeptSpan(LeanSpan):
@@ -209,23 +230,19 @@ class KeptSpan(LeanSpan):
     ended: int | None = None
     root_trace_id = ""  # of one that has no parent
 
-    def __init__(  # noqa: PLR0913, PLR0917  what differs from one event to the next
-        self,
-        tracer: LeanTracer,
-        sort: Sort,
-        parent: str | None,
-        link: str | None,
-        event_id: UUID,
-        began: int,
-        span_id: int,
-    ) -> None:
+    def __init__(self, tracer: LeanTracer, began: int, span_id: int) -> None:
         self.tracer = tracer
-        self.sort = sort
-        self.parent_name = parent
-        self.link = link
-        self.event_id = event_id
         self.began = began
         self.span_id = span_id
+
+    @abstractmethod
+    def facts(self) -> Facts:
+        """What is known of it from its beginning."""
+
+    @property
+    def sort(self) -> Sort:
+        """See `Facts`."""
+        return self.facts().sort
 
     # by whom it was begun
 
@@ -233,7 +250,7 @@ class KeptSpan(LeanSpan):
     def traceparent(self) -> str:
         """See `LeanSpan`; made when somebody asks for it, for of most spans nobody does."""
         if self._traceparent is None:
-            parent = self.parent_name
+            parent = self.facts().parent_name
             trace_id = self.root_trace_id if parent is None else parent[3:35]
             self._traceparent = f"00-{trace_id}-{self.span_id:016x}-{self.tracer.flags_of(parent)}"
         return self._traceparent
@@ -257,8 +274,9 @@ class KeptSpan(LeanSpan):
 
     def parent_context(self) -> SpanContext | None:
         """Its parent as the SDK has it; none if it has none."""
-        parent = remote_span(self.parent_name)
-        if parent is None or not self.sort.is_local:
+        sort, parent_name, _, _ = self.facts()
+        parent = remote_span(parent_name)
+        if parent is None or not sort.is_local:
             return parent
         return SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=parent.trace_flags)
 
@@ -337,6 +355,49 @@ class KeptSpan(LeanSpan):
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._touched(), name)
+
+
+class AnySpan(KeptSpan):
+    """Of whatever sort."""
+
+    def __init__(self, tracer: LeanTracer, began: int, span_id: int, facts: Facts) -> None:
+        super().__init__(tracer, began, span_id)
+        self._facts = facts
+
+    def facts(self) -> Facts:
+        """See `KeptSpan`."""
+        return self._facts
+
+
+class FirstSpan(KeptSpan):
+    """The span of a handler that tries an event, which carries a traceparent, for the first time: a child of that.
+
+    Nearly all are; what there is to know of them is in their events, and is read when they are written.
+    """
+
+    def __init__(self, tracer: LeanTracer, began: int, span_id: int, act: Handle) -> None:  # pyright: ignore[reportMissingSuperCall]
+        # As the other's, without the call: it is done for each event.
+        self.tracer = tracer
+        self.began = began
+        self.span_id = span_id
+        self.act = act
+
+    def facts(self) -> Facts:
+        """See `KeptSpan`."""
+        return first_facts(self.act)
+
+
+def first_facts(act: Handle) -> Facts:
+    """Of the span of a handler's first attempt."""
+    delivery = act.delivery
+    return Facts(first_sort(act), delivery.trace_context, delivery.trace_context, delivery.event_id)
+
+
+def first_sort(act: Handle) -> Sort:
+    """Of the spans of a handler's first attempts."""
+    delivery, handler_name = act
+    key = (delivery.event_type, delivery.target, handler_name, delivery.generation)
+    return sort_of_handler(SortKey(*key, attempt=1, is_child=True, is_linked=True))
 
 
 def _known_decisions(sampler: Sampler) -> tuple[bool, bool, bool, bool]:

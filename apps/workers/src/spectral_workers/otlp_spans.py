@@ -9,7 +9,7 @@ everything else about them, and every span with anything more to it, is left to 
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
-from struct import Struct
+from struct import Struct, pack_into
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -18,9 +18,10 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
-from spectral.core.events.infrastructure.observability.lean import ATTEMPT, MESSAGE_ID, OUTCOME, WELL
+from spectral.core.events.infrastructure.observability.lean import ATTEMPT, MESSAGE_ID, OUTCOME, WELL, Shape, Sort
+from spectral_workers.lean_spans import FirstSpan, first_sort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.trace import Link, SpanContext
 
-    from spectral.core.events.infrastructure.observability.lean import Sort
     from spectral_workers.lean_spans import KeptSpan, LeanTracer
 
 _MAX_KNOWN: Final = 2_000
@@ -86,11 +86,28 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
     if len(tracers) > 1:
         return [each for one in tracers for each in write_spans([span for span in spans if span.tracer is one])]
     # All of it into one piece of memory, and in one loop: it is done for each event.
-    data = bytearray(len(spans) * max((_form(sort).length for sort in {span.sort for span in spans}), default=0))
-    at = written = 0
-    for span in spans:
-        parent, link = span.parent_name, span.link
-        form: _Form = span.sort.written
+    data, at, written = bytearray(), 0, 0
+    kind = target = handler = generation = known = None
+    first, form = _NO_SORT, _NO_FORM
+    for number, span in enumerate(spans):
+        if type(span) is FirstSpan:
+            # By position: to ask a tuple for its fields by name takes longer.
+            delivery, name = span.act
+            event_id, parent = delivery[1], delivery[10]
+            sort, link = first, parent
+            if (
+                name is not handler
+                or delivery[2] is not kind
+                or delivery[6] is not target
+                or delivery[13] != generation
+            ):
+                kind, target, handler, generation = delivery[2], delivery[6], name, delivery[13]
+                sort = first = first_sort(span.act)
+        else:
+            sort, parent, link, event_id = span.facts()
+        if sort is not known:  # mostly they are all alike
+            known, form = sort, _form(sort)
+            data += bytes(max(0, at + form.length * (len(spans) - number) - len(data)))
         length, pack_into, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
         try:
             if parent is None:
@@ -106,7 +123,7 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
         except ValueError:  # a trace context that is none, from elsewhere than the outbox
             continue
         # With a dash after every fourth digit: three of them are too many.
-        message = hexlify(span.event_id.int.to_bytes(16, "big"), b"-", 2)
+        message = hexlify(event_id.int.to_bytes(16, "big"), b"-", 2)
         pack_into(
             data, at, to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id, to_began,
             span.began, _TO_ENDED, span.ended, to_message, message, message[5:], message[30:], message[35:], to_link,
@@ -193,6 +210,8 @@ class _Form(NamedTuple):
     to_end: bytes
 
 
+_NO_SORT: Final = Sort(Shape("", SpanKind.INTERNAL, {}), is_child=False, is_linked=False)
+_NO_FORM: Final = _Form(0, pack_into, *[b""] * 7)
 _TO_SPAN: Final = b"\x12\x08"
 _TO_ENDED: Final = b"\x41"
 

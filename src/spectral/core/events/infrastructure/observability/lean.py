@@ -8,7 +8,8 @@ keep these few is a tenth of the work of making a span of the SDK. The worker's 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from spectral.core.events.infrastructure.observability.tools import Closing
-    from spectral.core.events.probe import Failure
+    from spectral.core.events.probe import Failure, Handle
 
 MESSAGE_ID: Final = "messaging.message.id"
 ATTEMPT: Final = "spectral.attempt"
@@ -94,6 +95,25 @@ class Sort:
         self.written: Any = None
 
 
+class SortKey(NamedTuple):
+    """What the runs of a handler have in common whose spans are of one sort."""
+
+    event_type: str
+    target: str
+    handler_name: str
+    generation: int
+    attempt: int
+    is_child: bool
+    is_linked: bool
+
+
+@lru_cache(1_000)
+def sort_of_handler(key: SortKey) -> Sort:
+    """Of the spans of those runs."""
+    shape = Shape.of_handler(key.event_type, key.target, key.handler_name, key.generation)
+    return Sort(shape, key.attempt, is_child=key.is_child, is_linked=key.is_linked)
+
+
 class LeanSpan(Span):
     """A span of an act that is about to begin."""
 
@@ -120,12 +140,10 @@ class LeanSpans(Protocol):
         """Begin one of this sort at this time, with the parent and the link it has; none: ask the tracer for it."""
         ...
 
-    def start_lean_many(
-        self, sort: Sort, events: Sequence[tuple[UUID, str | None]], began: int
-    ) -> Sequence[LeanSpan] | None:
-        """The same of several, none of them local: of each its event and what that came with, its link if it has one.
+    def start_first(self, acts: Sequence[Handle], began: int) -> Sequence[LeanSpan] | None:
+        """Begin those of handlers whose events, tried for the first time, carry a traceparent: children of that.
 
-        It is the parent too, if the sort has one. None: ask the tracer for each.
+        All of them at this time, or none: ask the tracer for each.
         """
         ...
 

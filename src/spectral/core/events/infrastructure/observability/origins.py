@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach
+from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
 
 from spectral.core.events.infrastructure.observability.tools import Carried
@@ -89,14 +89,23 @@ def _copies(spans: Sequence[Span]) -> list[contextvars.Context]:
     return copies
 
 
-def _setter() -> Callable[[Context], object]:
-    """What `attach` comes to, without the two calls on its way there: it is done for each event."""
+def enter(span: Span) -> Callable[[], None]:
+    """Have it be the current span here, beside whatever else there is; answers what goes back."""
+    around = Context({**get_current(), _CURRENT_SPAN: span})
+    if _variable is None:
+        return partial(detach, attach(around))
+    return partial(_variable.reset, _variable.set(around))
+
+
+def _where_contexts_are() -> contextvars.ContextVar[Context] | None:
+    """What `attach` sets in the end, without the two calls on its way there: it is done for each event."""
     tried, marked = contextvars.Context(), Context()
     tried.run(attach, marked)
-    return next((variable.set for variable in tried if tried[variable] is marked), partial(attach))
+    return next((variable for variable in tried if tried[variable] is marked), None)
 
 
-_set: Final = _setter()
+_variable: Final = _where_contexts_are()
+_set: Final[Callable[[Context], object]] = attach if _variable is None else _variable.set
 
 
 def carried(traceparent: str) -> Carried:

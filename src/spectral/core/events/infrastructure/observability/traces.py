@@ -8,16 +8,24 @@ nothing is recorded, and what a handler publishes still belongs to the trace tha
 from __future__ import annotations
 
 import time
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from itertools import repeat
-from typing import TYPE_CHECKING, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from opentelemetry import trace
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import Link, ProxyTracerProvider, SpanKind
 
-from spectral.core.events.infrastructure.observability.lean import PUBLISHING, LeanSpan, Shape, Sort, end_span
+from spectral.core.events.infrastructure.observability.lean import (
+    PUBLISHING,
+    LeanSpan,
+    Shape,
+    Sort,
+    SortKey,
+    end_span,
+    sort_of_handler,
+)
 from spectral.core.events.infrastructure.observability.origins import (
     NOT_SAMPLED,
     NOTHING,
@@ -26,6 +34,7 @@ from spectral.core.events.infrastructure.observability.origins import (
     carried,
     copies_within,
     copy_within,
+    enter,
     remote_span,
     with_span,
 )
@@ -37,7 +46,6 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Sequence
     from contextvars import Token
-    from uuid import UUID
 
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
@@ -53,8 +61,6 @@ SCOPE: Final = "spectral"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 """The version of the semantic conventions that the names of attributes are taken from."""
 
-_Alike: TypeAlias = tuple[str, str, str, int, int, bool, bool]
-_UNKNOWN: Final = Sort(Shape("unknown", SpanKind.CONSUMER, {}), is_child=False, is_linked=False)
 _LOOK_EVERY: Final = 0.2  # seconds
 _MAX_KNOWN: Final = 1_000
 
@@ -132,7 +138,6 @@ class OpenTelemetryTracer:
     def __init__(self, _identity: Identity, worker: str | None = None, provider: TracerProvider | None = None) -> None:
         # The service and its environment are the resource's to say, the generation is the event's.
         self._source = TracerSource(worker, provider)
-        self._known: dict[_Alike, Sort] = {}
         self._known_publishes: dict[tuple[str, int, bool], Sort] = {}
 
     def start(self, act: Act) -> Traced | Carried | Lean | None:
@@ -140,53 +145,48 @@ class OpenTelemetryTracer:
         if not isinstance(act, Handle):
             tracer = self._source.tracer(look=True)
             return None if tracer is None or not act.envelopes else self._publish(tracer, act)
-        # Without a call that can be spared: it is done for each event.
-        source, delivery = self._source, act.delivery
-        tracer = source.known or source.tracer()
-        traceparent = delivery.trace_context
+        # Without a call that can be spared, and by position: it is done for each event.
+        source, delivery = self._source, act[0]
+        tracer, traceparent = source.known or source.tracer(), delivery[10]
         if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
-            if tracer is None:
-                return None
-            traceparent = None
-        elif tracer is None or (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED and delivery.is_first):
-            return carried(traceparent)
-        sort = self._sort_of(_alike(delivery, act.handler_name, traceparent))
-        parent = traceparent if sort.is_child else None
-        if source.lean is not None:
-            lean = source.lean.start_lean(sort, parent, traceparent, delivery.event_id, time.time_ns())
-            if lean is not None:
-                # A child is in the trace that its event came with.
-                return Lean(None if sort.is_child else lean.traceparent, copy_within(lean), lean)
-        return _handle_at_length(tracer, sort.shape, delivery, parent)
+            return None if tracer is None else self._handle(tracer, act, None)
+        if delivery[14] == 1 and delivery[19] == 0:  # tried for the first time
+            if tracer is None or (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED):
+                return carried(traceparent)
+            spans = None if source.lean is None else source.lean.start_first((act,), time.time_ns())
+            if spans is not None:
+                return Lean(None, copy_within(spans[0]), spans[0])
+        return carried(traceparent) if tracer is None else self._handle(tracer, act, traceparent)
 
     def start_many(self, acts: Sequence[Handle]) -> list[Started] | None:
         """See `Tracer`."""
         source = self._source
         if source.known is None or source.lean is None:
             return None
-        begin = _BeginsAlike(source.lean, time.time_ns())
-        follows_its_parent = source.follows_its_parent
-        last: _Alike | None = None
-        for delivery, handler_name in acts:
-            # By position: to ask a tuple for its fields by name takes longer, and this is done for each event.
-            traceparent, attempts, replays = delivery[10], delivery[14], delivery[19]
-            is_first = attempts == 1 and replays == 0
-            if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
-                traceparent = None
-            elif is_first and follows_its_parent and traceparent[-1] in NOT_SAMPLED:
-                if not begin.those_that_wait():
-                    return None
-                begin.begun.append((*carried(traceparent), None))
+        began, follows_its_parent = time.time_ns(), source.follows_its_parent
+        begun: list[Started] = []
+        together: list[Handle] = []
+        for act in acts:
+            # As above.
+            delivery = act[0]
+            traceparent = delivery[10]
+            if (
+                traceparent is not None
+                and len(traceparent) == TRACEPARENT_LENGTH
+                and delivery[14] == 1
+                and delivery[19] == 0
+                and not (follows_its_parent and traceparent[-1] in NOT_SAMPLED)
+            ):
+                together.append(act)
                 continue
-            alike = (
-                delivery[2], delivery[6], handler_name, delivery[13], attempts, is_first, traceparent is not None,
-            )  # fmt: skip
-            if alike != last:  # mostly they are all alike
-                if not begin.those_that_wait():
-                    return None
-                begin.sort, last = self._sort_of(alike), alike
-            begin.waiting.append((delivery[1], traceparent))
-        return begin.begun if begin.those_that_wait() else None
+            if not _begin_together(source.lean, together, began, begun):
+                return None
+            together = []
+            started = self.start(act)
+            if not isinstance(started, Carried | Lean):
+                return None
+            begun.append((started.traceparent, started.context, started.span if isinstance(started, Lean) else None))
+        return begun if _begin_together(source.lean, together, began, begun) else None
 
     def leave_many(self, spans: Sequence[Closing], seconds: Sequence[float]) -> Sequence[Closing]:
         """See `Tracer`."""
@@ -226,61 +226,32 @@ class OpenTelemetryTracer:
         span = tracer.start_lean(sort, around.traceparent, link, envelope.event_id, time.time_ns())
         if span is None:
             return None
-        return Lean(span.traceparent, None, span, partial(detach, attach(trace.set_span_in_context(span))))
+        return Lean(span.traceparent, None, span, enter(span))
 
-    def _sort_of(self, alike: _Alike) -> Sort:
-        """Of the spans of handlers that have this in common."""
-        sort = self._known.get(alike)
-        if sort is not None:
-            return sort
-        if len(self._known) >= _MAX_KNOWN:
-            self._known.clear()
-        event_type, target, handler_name, generation, attempts, is_first, is_linked = alike
-        shape = Shape.of_handler(event_type, target, handler_name, generation)
-        return self._known.setdefault(
-            alike, Sort(shape, attempts, is_child=is_first and is_linked, is_linked=is_linked)
-        )
+    def _handle(self, tracer: Tracer, act: Handle, traceparent: str | None) -> Traced | Carried | Lean | None:
+        """Of an event that carries this, if it is one."""
+        delivery, is_linked = act.delivery, traceparent is not None
+        is_child = delivery.is_first and is_linked
+        key = (delivery.event_type, delivery.target, act.handler_name, delivery.generation, delivery.attempts)
+        sort = sort_of_handler(SortKey(*key, is_child=is_child, is_linked=is_linked))
+        parent = traceparent if sort.is_child else None
+        if self._source.lean is not None:
+            lean = self._source.lean.start_lean(sort, parent, traceparent, delivery.event_id, time.time_ns())
+            if lean is not None:
+                # A child is in the trace that its event came with.
+                return Lean(None if sort.is_child else lean.traceparent, copy_within(lean), lean)
+        return _handle_at_length(tracer, sort.shape, delivery, parent)
 
 
-class _BeginsAlike:
-    """Begins spans of one sort after the other, many at once.
-
-    waiting: of the sort, each with its event and the traceparent that came with it.
-    """
-
-    __slots__ = ("_at", "_spans", "begun", "sort", "waiting")
-
-    def __init__(self, spans: LeanSpans, at: int) -> None:
-        self._spans = spans
-        self._at = at
-        self.sort = _UNKNOWN
-        self.waiting: list[tuple[UUID, str | None]] = []
-        self.begun: list[Started] = []
-
-    def those_that_wait(self) -> bool:
-        """Begin them; false: that is not possible."""
-        if not self.waiting:
-            return True
-        spans = self._spans.start_lean_many(self.sort, self.waiting, self._at)
-        if spans is None:
-            return False
-        self.waiting = []
-        # A child is in the trace that its event came with.
-        names = repeat(None) if self.sort.is_child else [span.traceparent for span in spans]
-        self.begun += zip(names, copies_within(spans), spans, strict=False)
+def _begin_together(lean: LeanSpans, acts: Sequence[Handle], began: int, begun: list[Started]) -> bool:
+    """Begin these, tried for the first time; false: that is not possible."""
+    if not acts:
         return True
-
-
-def _alike(delivery: Delivery, handler_name: str, traceparent: str | None) -> _Alike:
-    return (
-        delivery.event_type,
-        delivery.target,
-        handler_name,
-        delivery.generation,
-        delivery.attempts,
-        delivery.attempts == 1 and delivery.replays == 0,  # as `is_first`, without the call
-        traceparent is not None,
-    )
+    spans = lean.start_first(acts, began)
+    if spans is None:
+        return False
+    begun += zip(repeat(None), copies_within(spans), spans, strict=False)
+    return True
 
 
 def _handle_at_length(tracer: Tracer, shape: Shape, delivery: Delivery, parent: str | None) -> Traced | Carried | None:
