@@ -211,6 +211,20 @@ def test_a_heap_is_counted_as_its_events_one_by_one(times: int) -> None:
     assert together.distributions() == singly.distributions() != []
 
 
+def test_publishes_are_counted_together_as_one_by_one() -> None:
+    notes = [
+        published(*types)._replace(seconds=seconds)
+        for seconds in (0.0, 0.25, 1e6, 0.375)  # sums of which are exact
+        for types in ([COMPLETED], ["worlds.card.sent"], [COMPLETED, "worlds.card.sent", COMPLETED])
+    ]
+    together, singly = Recorder(), Recorder()
+    together.tell_published([(note, 0.0) for note in notes])
+    for note in notes:
+        singly.tell(note)
+    assert sorted(map(str, together.samples())) == sorted(map(str, singly.samples())) != []
+    assert together.distributions() == singly.distributions() != []
+
+
 def test_a_worker_that_has_just_started_says_zero_and_not_nothing() -> None:
     samples = told(Started("me", 1, ("platform",))).samples()
     assert {each.value for each in samples} == {0}

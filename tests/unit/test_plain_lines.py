@@ -150,7 +150,7 @@ def test_so_is_that_of_a_publish(fields: dict[str, object], worker: str | None) 
     note = published(fields=fields)
     stream = io.StringIO()
     LogTool(WHO, worker, logger=json_logger(WHO, stream)).tell(note, AT)
-    line = PlainLines(WHO, worker, print).of_published(note, AT)
+    line = PlainLines(WHO, worker, print).of_published([(note, AT)])
     assert is_plain(note)
     assert list(json.loads(line).items()) == list(json.loads(stream.getvalue()).items())
 
@@ -187,3 +187,17 @@ def test_a_plain_publish_is_written_soon_and_by_nobody_else() -> None:
     (line,) = written.lines
     assert json.loads(line)["event"] == "published"
     assert not LogTool(WHO, "me", says_plain=False).wants(slim(Published(act, 0.1, None, None)))
+
+
+def test_publishes_that_waited_together_have_their_lines_in_order_and_each_its_time() -> None:
+    fields: list[dict[str, Any]] = [{}, {"target": "platform"}, {"workspace_id": uuid4()}, {}]
+    notes = [published(fields=each) for each in fields]
+    with structlog.contextvars.bound_contextvars(order="A-1"):
+        notes.insert(1, published())  # somebody else says that one
+    made = PlainLines(WHO, "50 %", (written := Written()).write)
+    made.tell_published([(note, AT + number) for number, note in enumerate(notes)])
+    assert written.counts == [4]
+    expected = [(note, AT + number) for number, note in enumerate(notes) if number != 1]
+    assert written.lines == [made.of_published([each]) for each in expected]
+    made.tell_published([(notes[1], AT)])
+    assert written.counts == [4], "nothing is nothing to write"

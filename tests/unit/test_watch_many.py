@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from spectral.core.events.infrastructure.observability import gathered
 from spectral.core.events.infrastructure.observability import outlet as outlets
 from spectral.core.events.infrastructure.observability import watch as module
+from spectral.core.events.infrastructure.observability.gathered import Gathered
 from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
@@ -254,6 +255,81 @@ def test_handlers_that_have_waited_to_be_told_of_are_a_heap_to_whoever_takes_one
     assert counts.notes == notes
     assert watch.flush(PATIENCE)
     assert told.notes == notes
+
+
+@pytest.mark.usefixtures("patient")
+def test_publishes_are_told_together_to_whoever_takes_them_so_and_among_all_else_in_their_order() -> None:
+    class Takes(Counts):
+        def tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+            self.notes.append(SettlementWritten(-len(notes), 0.0))  # stands for so many
+
+    class Fails(Counts):
+        def tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+            raise OSError(len(notes))
+
+    takes, counts, told = Takes(), Counts(), Told()
+    watch = Watch({"told": told}, {"fails": Fails(), "takes": takes, "counts": counts})
+    notes = [Published(Publish([envelope()], 1), 0.1, None, None) for _ in range(3)]
+    between, failed = SettlementWritten(1, 0.1), ran(Failure("E", "no"))
+    every: list[Note] = [*notes[:2], between, notes[2], failed]
+    for note in every:
+        watch.tell(note)
+    assert takes.notes == [SettlementWritten(-2, 0.0), between, SettlementWritten(-1, 0.0), failed]
+    assert [type(note) for note in counts.notes] == [Published, Published, SettlementWritten, Published, HandlerRan]
+    assert counts.times == sorted(counts.times)
+    assert watch.troubles()["fails"] == (0, 2)
+    assert watch.flush(PATIENCE)
+    assert [type(note) for note in told.notes] == [type(note) for note in counts.notes]
+
+
+class ByHand:
+    """Gathers notes whose outlet works when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.works: list[Callable[[], object]] = []
+        self.told: list[int] = []
+        self.gathered = Gathered(self.catch_up)
+        monkeypatch.setattr(self.gathered.outlet, "put", self.works.append)
+
+    def catch_up(self) -> None:
+        self.gathered.begin()
+        self.told.append(sum(len(run) for run in self.gathered.take_notes()))
+
+    def look(self) -> None:
+        works, self.works[:] = list(self.works), []
+        for work in works:
+            work()
+
+
+def test_whoever_is_told_by_a_loop_is_told_by_it_alone_and_nothing_waits_for_longer_than_two_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hand = ByHand(monkeypatch)
+    note = SettlementWritten(1, 0.1)
+    for _ in range(3):
+        hand.gathered.add(note, 0.0, None)
+        hand.catch_up()  # as the loop does
+        hand.gathered.add(note, 0.0, None)
+        assert len(hand.works) == 1, "it is seen to already"
+        hand.look()
+        assert hand.told[-1] != 0, "nobody looks twice"
+    assert (hand.told, len(hand.works)) == ([1, 2, 2], 1)
+    hand.look()  # and the loop has not told of it since
+    assert (hand.told, hand.works) == ([1, 2, 2, 1], [])
+    hand.gathered.add(note, 0.0, None)
+    hand.look()
+    hand.look()
+    assert (hand.told, hand.works) == ([1, 2, 2, 1, 1], [])
+
+
+def test_what_was_told_meanwhile_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = ByHand(monkeypatch)
+    hand.gathered.add(SettlementWritten(1, 0.1), 0.0, None)
+    hand.catch_up()
+    hand.look()
+    assert (hand.told, hand.works) == ([1], [])
+    hand.gathered.add(SettlementWritten(1, 0.1), 0.0, None)
+    assert len(hand.works) == 1
 
 
 def test_whoever_cannot_take_a_heap_is_counted_and_the_others_have_it() -> None:

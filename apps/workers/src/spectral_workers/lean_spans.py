@@ -239,6 +239,10 @@ class KeptSpan(LeanSpan):
     def facts(self) -> Facts:
         """What is known of it from its beginning."""
 
+    @abstractmethod
+    def parent_name(self) -> str | None:
+        """Of them only this, which is asked for by whatever it publishes."""
+
     @property
     def sort(self) -> Sort:
         """See `Facts`."""
@@ -250,7 +254,7 @@ class KeptSpan(LeanSpan):
     def traceparent(self) -> str:
         """See `LeanSpan`; made when somebody asks for it, for of most spans nobody does."""
         if self._traceparent is None:
-            parent = self.facts().parent_name
+            parent = self.parent_name()
             trace_id = self.root_trace_id if parent is None else parent[3:35]
             self._traceparent = f"00-{trace_id}-{self.span_id:016x}-{self.tracer.flags_of(parent)}"
         return self._traceparent
@@ -274,9 +278,8 @@ class KeptSpan(LeanSpan):
 
     def parent_context(self) -> SpanContext | None:
         """Its parent as the SDK has it; none if it has none."""
-        sort, parent_name, _, _ = self.facts()
-        parent = remote_span(parent_name)
-        if parent is None or not sort.is_local:
+        parent = remote_span(self.parent_name())
+        if parent is None or not self.sort.is_local:
             return parent
         return SpanContext(parent.trace_id, parent.span_id, is_remote=False, trace_flags=parent.trace_flags)
 
@@ -368,6 +371,10 @@ class AnySpan(KeptSpan):
         """See `KeptSpan`."""
         return self._facts
 
+    def parent_name(self) -> str | None:
+        """See `KeptSpan`."""
+        return self._facts[1]
+
 
 class FirstSpan(KeptSpan):
     """The span of a handler that tries an event, which carries a traceparent, for the first time: a child of that.
@@ -385,6 +392,10 @@ class FirstSpan(KeptSpan):
     def facts(self) -> Facts:
         """See `KeptSpan`."""
         return first_facts(self.act)
+
+    def parent_name(self) -> str | None:
+        """See `KeptSpan`."""
+        return self.act[0][10]
 
 
 def first_facts(act: Handle) -> Facts:

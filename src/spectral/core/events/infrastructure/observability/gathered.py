@@ -2,7 +2,7 @@
 
 That is when there is enough of it: then soon, by the loop that it came from, as soon as whoever told it has to wait for
 something. Their next statement is on its way by then, and what is written of the last one costs nobody any time. Where
-there is no loop it is at once; and however little there is, after a twentieth of a second, by a thread.
+there is no loop it is at once; and however little there is, after a twentieth of a second or two, by a thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from spectral.core.events.infrastructure.observability.outlet import Outlet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from spectral.core.events.infrastructure.observability.tools import Closing
     from spectral.core.events.probe import Finished, HandlerRan, Note
@@ -44,7 +44,7 @@ class Gathered:
         self._spans: deque[Closing] = deque()
         self._heaps: deque[tuple[Sequence[HandlerRan], Sequence[Closing]]] = deque()
         self._in_heaps = 0  # about: what is told by two threads at once may count for nothing
-        self._is_seen_to = self._is_soon = False
+        self._is_seen_to = self._is_soon = self._is_told = False
 
     def __bool__(self) -> bool:
         return bool(self.notes or self._ran or self._spans or self._heaps)
@@ -78,7 +78,7 @@ class Gathered:
     def _see_to_it(self, *, is_enough: bool) -> None:
         if not self._is_seen_to:
             self._is_seen_to = True
-            self.outlet.put(self._catch_up)
+            self.outlet.put(self._look)
         if not is_enough:
             return
         if not self._is_soon:
@@ -92,10 +92,34 @@ class Gathered:
             return
         self._catch_up()
 
+    def _look(self) -> None:
+        """By the outlet: as long as a loop tells of it all by itself, nobody else has to."""
+        if self._is_told and self:
+            self._is_told = False
+            self.outlet.put(self._look)
+            return
+        self._is_seen_to = False  # first, as above
+        if self:
+            self._catch_up()
+
     def begin(self) -> None:
         """Whatever there is now is told."""
         self._in_heaps = 0
-        self._is_seen_to = self._is_soon = False
+        self._is_soon = False
+        self._is_told = True
+
+    def take_notes(self) -> Iterator[list[tuple[Note | list[Finished], float]]]:
+        """Those that nobody else has taken, in their order: such of a kind together as come one after the other."""
+        run: list[tuple[Note | list[Finished], float]] = []
+        with suppress(IndexError):  # that was all, or another thread is at it
+            while True:
+                told = self.notes.popleft()
+                if run and type(told[0]) is not type(run[0][0]):
+                    yield run
+                    run = []
+                run.append(told)
+        if run:
+            yield run
 
     def take_ran(self) -> list[tuple[Sequence[HandlerRan], Sequence[Closing]]]:
         """Those that nobody else has taken, and spans: in the heaps that they came in, and at last all others."""
@@ -111,7 +135,8 @@ class Gathered:
         self._ran.clear()
         self._spans.clear()
         self._heaps.clear()
-        self.begin()
+        self._in_heaps = 0
+        self._is_seen_to = self._is_soon = self._is_told = False
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

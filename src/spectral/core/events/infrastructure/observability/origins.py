@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
-from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, NonRecordingSpan, SpanContext, TraceFlags
 
 from spectral.core.events.infrastructure.observability.tools import Carried
@@ -89,12 +89,19 @@ def _copies(spans: Sequence[Span]) -> list[contextvars.Context]:
     return copies
 
 
+def current_span() -> object:
+    """The current span, as the API has it, or none; it is looked for at each publish."""
+    if _variable is None:
+        return trace.get_current_span()
+    context = _variable.get(None)
+    return None if context is None else context.get(_CURRENT_SPAN)
+
+
 def enter(span: Span) -> Callable[[], None]:
     """Have it be the current span here, beside whatever else there is; answers what goes back."""
-    around = Context({**get_current(), _CURRENT_SPAN: span})
     if _variable is None:
-        return partial(detach, attach(around))
-    return partial(_variable.reset, _variable.set(around))
+        return partial(detach, attach(trace.set_span_in_context(span)))
+    return partial(_variable.reset, _variable.set(Context({**_variable.get(NOTHING), _CURRENT_SPAN: span})))
 
 
 def _where_contexts_are() -> contextvars.ContextVar[Context] | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spectral.core.events.infrastructure.observability.measures import Measure
     from spectral.core.events.metrics import Distribution, Metric, Sample
-    from spectral.core.events.probe import Finished, HandlerRan, Note
+    from spectral.core.events.probe import Finished, HandlerRan, Note, Published
 
 SCOPE: Final = "spectral"
 _OPERATION: Final = "messaging.operation.name"
@@ -87,6 +87,15 @@ class OpenTelemetryMetrics:
             instruments.counted.tell_many_at(notes, at)
             return
         for note in notes:
+            self.tell(note, at)
+
+    def tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+        """The same of many publishes that went well."""
+        instruments = self._look()
+        if instruments is not None and instruments.only_count:
+            instruments.counted.tell_published(notes)
+            return
+        for note, at in notes:
             self.tell(note, at)
 
     def _look(self) -> _Instruments | None:

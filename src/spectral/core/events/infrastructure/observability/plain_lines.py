@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TRACEPARENT_LENGTH: Final = 55
 _MAX_KNOWN: Final = 1_000
 _Alike: TypeAlias = tuple[str, str, str, tuple[str, ...]]
+_Route: TypeAlias = tuple[str, str, "str | None", int]
 _Parts: TypeAlias = tuple[str, str, str, str, str]
 _NOTHING: Final[_Alike] = ("", "", "", ())
 _NO_PARTS: Final[_Parts] = ("", "", "", "", "")
@@ -48,10 +49,10 @@ def _adds_to_lines(within: Context | None) -> bool:
     """Whether there are fields for every line here, by the means of structlog."""
     if within is None:
         return True  # nobody has looked
-    return any(
-        variable.name.startswith(STRUCTLOG_KEY_PREFIX) and value is not Ellipsis  # which stands for one taken back
-        for variable, value in within.items()
-    )
+    for variable in within:
+        if variable.name.startswith(STRUCTLOG_KEY_PREFIX) and within[variable] is not Ellipsis:  # one taken back
+            return True
+    return False
 
 
 class PlainLines:
@@ -68,6 +69,7 @@ class PlainLines:
             f'", "level": "info", "event": "handled", {self._who}, "generation": {identity.generation}, "trace_id": '
         )
         self._known: dict[_Alike, tuple[str, _Parts]] = {}
+        self._known_publishes: dict[_Route, tuple[str, str, str]] = {}
         self._worker = "" if worker is None else f'"worker": {json.dumps(worker)}, '
 
     def cares_for(self, kind: type[Note]) -> bool:
@@ -84,7 +86,13 @@ class PlainLines:
             if type(note.outcome) is Handled:
                 self._write(self.of_handled([note], at), 1)
         elif isinstance(note, Published) and is_plain(note):
-            self._write(self.of_published(note, at), 1)
+            self._write(self.of_published([(note, at)]), 1)
+
+    def tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+        """The same of several publishes, each of its time."""
+        plain = [told for told in notes if is_plain(told[0])]
+        if plain:
+            self._write(self.of_published(plain), len(plain))
 
     def tell_many_at(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float) -> None:
         """The same of what was settled together, which has its time in common."""
@@ -154,18 +162,36 @@ class PlainLines:
         form = f'{_BEGINNING}%s{head}%s, "event_id": "%s", {route}%s, "attempts": %d%s, {end}%.1f{ack}%.1f{result}'
         return self._known.setdefault(alike, (form, usual))
 
-    def of_published(self, note: Published, at: float) -> str:
-        """The same."""
-        (event,) = note.act.envelopes
-        trace_id = _trace_id(event.trace_context or note.traceparent)
-        target = "null" if event.target is None else f'"{event.target}"'
-        workspace = "null" if event.workspace_id is None else f'"{event.workspace_id}"'
-        return (
-            f'{{"timestamp": "{timestamp(at)}", "level": "info", "event": "published", {self._who}, '
-            f'"generation": {note.act.generation}, "trace_id": {trace_id}, {self._worker}'
-            f'"event_id": "{event.event_id}", "event_type": "{event.event_type}", "source": "{event.source}", '
-            f'"target": {target}, "workspace_id": {workspace}, "duration_ms": {note.seconds * 1000:.1f}}}'
+    def of_published(self, notes: Sequence[tuple[Published, float]]) -> str:
+        """The same, of single events, each at its time."""
+        parts: list[str] = []
+        for (act, seconds, _, traceparent, _), at in notes:
+            event = act.envelopes[0]
+            key = (event.event_type, event.source, event.target, act.generation)
+            known = self._known_publishes.get(key)
+            if known is None:
+                known = self._learn_publishes(key)
+            head, route, end = known
+            workspace = "null" if event.workspace_id is None else f'"{event.workspace_id}"'
+            trace_id = _trace_id(event.trace_context or traceparent)
+            parts += (
+                _BEGINNING, timestamp(at), head, trace_id, end, str(event.event_id), route, workspace,
+                f', "duration_ms": {seconds * 1000:.1f}}}\n',
+            )  # fmt: skip
+        return "".join(parts)[:-1]
+
+    def _learn_publishes(self, key: _Route) -> tuple[str, str, str]:
+        """What is before the trace, behind the event, and between the two."""
+        if len(self._known_publishes) >= _MAX_KNOWN:
+            self._known_publishes.clear()
+        event_type, source, to, generation = key
+        target = "null" if to is None else f'"{to}"'
+        forms = (
+            f'", "level": "info", "event": "published", {self._who}, "generation": {generation}, "trace_id": ',
+            f'", "event_type": "{event_type}", "source": "{source}", "target": {target}, "workspace_id": ',
+            f', {self._worker}"event_id": "',
         )
+        return self._known_publishes.setdefault(key, forms)
 
 
 def _trace_id(traceparent: str | None) -> str:

@@ -83,12 +83,28 @@ class Recorder:
                 alike.setdefault(names, (notes[number], []))[1].append(durations[number])
         with self._lock:
             for names, (first, every) in alike.items():
-                key = (*names, type(first))
-                for cell, buckets in self._known.get(key) or self._learn(key, first):
-                    if buckets:
-                        _count_all(cell, buckets, every)
-                    else:
-                        cell[-1] += len(every)
+                self._count((*names, type(first)), first, every)
+
+    def tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+        """Count many publishes that went well: of single events all that have their type in common at once."""
+        alike: dict[str, tuple[Note, list[float]]] = {}
+        for note, _ in notes:
+            envelopes = note.act.envelopes
+            if len(envelopes) == 1:
+                alike.setdefault(envelopes[0].event_type, (note, []))[1].append(note.seconds)
+            else:
+                self.add(measure(note))
+        with self._lock:
+            for event_type, (first, every) in alike.items():
+                self._count((event_type, "", Published), first, every)
+
+    def _count(self, key: tuple[str, str, type[Note]], first: Note, every: Sequence[float]) -> None:
+        """So many that are alike, and how long each took; with the lock."""
+        for cell, buckets in self._known.get(key) or self._learn(key, first):
+            if buckets:
+                _count_all(cell, buckets, every)
+            else:
+                cell[-1] += len(every)
 
     def _grow(self, key: tuple[str, str, type[Note]], note: Note, seconds: float) -> None:
         """Count what comes of each event that goes well: one more of some, and of one how long it took.

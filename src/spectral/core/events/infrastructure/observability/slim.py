@@ -42,15 +42,15 @@ def slim(note: Note) -> Note:
 
 def _published(note: Published) -> Published:
     # Always, for the size of a payload is not known here, and it is the publisher's to change or to let go.
+    # As `Published(...)`, without the call in between, as in `_ref`: it is done in the flow, for each publish.
     (envelopes, generation), seconds, failure, traceparent, _ = note
-    act = Publish([_ref(envelope) for envelope in envelopes], generation)
-    return Published(act, seconds, failure, traceparent, copy_context())
+    act: Publish = tuple.__new__(Publish, ([_ref(envelope) for envelope in envelopes], generation))  # pyright: ignore[reportUnknownMemberType]
+    return tuple.__new__(Published, (act, seconds, failure, traceparent, copy_context()))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _ref(event: EventEnvelope | EventRef) -> EventRef:
-    return EventRef(
-        event.event_id, event.event_type, event.source, event.target, event.workspace_id, event.trace_context
-    )
+    fields = (event.event_id, event.event_type, event.source, event.target, event.workspace_id, event.trace_context)
+    return tuple.__new__(EventRef, fields)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _is_much(delivery: Delivery) -> bool:

@@ -15,7 +15,8 @@ class Counting(Protocol):
     """Takes notes in memory: counts them, or makes a line of one.
 
     It may have a `cares_for(kind) -> bool` too, as a `Tool` has, a `tell_at(note, at)` if it wants to know when, and a
-    `tell_many_at(notes, at)` for many notes of a kind at once, of deliveries or of handlers that went well.
+    `tell_many_at(notes, at)` for many notes of a kind at once, of deliveries or of handlers that went well; and a
+    `tell_published(notes)` for many publishes that did, each with its time.
     """
 
     def tell(self, note: Note) -> None:
@@ -29,8 +30,8 @@ class Tool(Protocol):
     It may have a `wants(note) -> bool` too: whether it would do anything about this one. That is asked in the flow, of
     each note of a kind it cares for, so it must be quick; what it does not want is not queued. And it may say that it
     `only_counts`, as things stand: then it is told as whatever is `Counting` is, without an outlet, by its
-    `tell_many_at` too if it has one. By `wants_well(kind) -> bool` it may say, once for many of them, whether it would
-    do anything about a delivery or a handler that went well.
+    `tell_many_at` and `tell_published` too if it has them. By `wants_well(kind) -> bool` it may say, once for many of
+    them, whether it would do anything about a delivery or a handler that went well.
     """
 
     def cares_for(self, kind: type[Note]) -> bool:

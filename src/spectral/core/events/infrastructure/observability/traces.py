@@ -34,6 +34,7 @@ from spectral.core.events.infrastructure.observability.origins import (
     carried,
     copies_within,
     copy_within,
+    current_span,
     enter,
     remote_span,
     with_span,
@@ -200,7 +201,7 @@ class OpenTelemetryTracer:
 
     def _publish(self, tracer: Tracer, act: Publish) -> Traced | Carried | Lean | None:
         """A span that is the current one until it is left, so that the driver's own spans belong to it."""
-        around = trace.get_current_span()
+        around = current_span()
         if isinstance(around, RemoteSpan):
             # A handler's, whose event nobody records: then nobody does what it publishes.
             if self._source.follows_its_parent and around.traceparent[-1] in NOT_SAMPLED:
@@ -214,7 +215,9 @@ class OpenTelemetryTracer:
     def _lean_publish(self, tracer: LeanSpans, around: LeanSpan, act: Publish) -> Lean | None:
         """In a handler that has such a span."""
         (envelope,) = act.envelopes
-        link = None if remote_span(envelope.trace_context) is None else envelope.trace_context
+        link = envelope.trace_context
+        if link is not None and remote_span(link) is None:
+            link = None
         key = (envelope.event_type, act.generation, link is not None)
         sort = self._known_publishes.get(key)
         if sort is None:

@@ -12,7 +12,7 @@ import time
 from asyncio import CancelledError
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from weakref import WeakSet
 
 from spectral.core.events.infrastructure.observability.gathered import Gathered
@@ -78,6 +78,7 @@ class _Quick(NamedTuple):
     tell: Callable[[Note], None]
     tell_at: Callable[[Note, float], None] | None
     tell_many_at: Callable[[Sequence[Finished] | Sequence[HandlerRan], float], None] | None
+    tell_published: Callable[[Sequence[tuple[Published, float]]], None] | None
 
 
 class _Caring(NamedTuple):
@@ -178,31 +179,42 @@ class Watch:
 
     def _tell_in_order(self) -> None:
         """Of the notes that are not of handlers, or of those too, if somebody wants to know when they ran."""
-        notes = self._gathered.notes
-        known: dict[type[Note], _Caring] = {}
         ran: list[HandlerRan] = []
-        of_heaps = _NOBODY
-        try:
-            while True:
-                note, at = notes.popleft()
-                if isinstance(note, list):
-                    self._tell_all(note, at, self._who_cares(Finished))
-                    continue
-                caring = known.get(type(note))
-                if caring is None:
-                    caring = self._who_cares(type(note))
-                    if isinstance(note, HandlerRan):
-                        of_heaps, caring = caring, _without_heaps(caring)
-                    known[type(note)] = caring
-                if isinstance(note, HandlerRan):
-                    ran.append(note)
-                if any(caring):
+        of_handlers = self._who_cares(HandlerRan)  # once, so that nobody is told of one twice, or not at all
+        for run in self._gathered.take_notes():
+            kind = type(run[0][0])
+            if kind is list:
+                for heap, at in run:
+                    self._tell_all(cast("list[Finished]", heap), at, self._who_cares(Finished))
+                continue
+            notes = cast("list[tuple[Note, float]]", run)
+            if kind is Published:
+                self._tell_published(cast("list[tuple[Published, float]]", notes))
+                continue
+            if kind is HandlerRan:  # those who take heaps have all of them at the end
+                ran += [cast("HandlerRan", note) for note, _ in notes]
+                caring = _without_heaps(of_handlers)
+            else:
+                caring = self._who_cares(cast("type[Note]", kind))
+            if any(caring):
+                for note, at in notes:
                     self._tell(note, at, caring)
-        except IndexError:
-            pass  # that was all, or another thread is at it
-        finally:
-            if ran:
-                self._tell_heap(ran, time.time(), of_heaps)
+        if ran:
+            self._tell_heap(ran, time.time(), of_handlers)
+
+    def _tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
+        """Of publishes that went well, in their order: those who take them together, and of each one the others."""
+        quick, slow = self._who_cares(Published)
+        for each in quick:
+            try:
+                if each.tell_published is not None:
+                    each.tell_published(notes)
+            except _RAISED:  # counted, and none of the flow's business
+                self._raised[each.name] += 1
+        others = _Caring(tuple([each for each in quick if each.tell_published is None]), slow)
+        if any(others):
+            for note, at in notes:
+                self._tell(note, at, others)
 
     def _tell_all(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float, caring: _Caring) -> None:
         """Of many that went well: at once those who take heaps, of each one the others who want any of them."""
@@ -219,12 +231,12 @@ class Watch:
 
     def _tell_heap(self, notes: Sequence[Finished] | Sequence[HandlerRan], at: float, caring: _Caring) -> None:
         """Tell those who take many at once."""
-        for name, _, _, tell_many_at in caring.quick:
-            if tell_many_at is not None:
+        for each in caring.quick:
+            if each.tell_many_at is not None:
                 try:
-                    tell_many_at(notes, at)
-                except _RAISED:  # counted, and none of the flow's business
-                    self._raised[name] += 1
+                    each.tell_many_at(notes, at)
+                except _RAISED:  # as above
+                    self._raised[each.name] += 1
 
     def _send(self, spans: Sequence[Closing]) -> None:
         try:
@@ -235,7 +247,7 @@ class Watch:
 
     def _tell(self, note: Note, at: float, caring: _Caring) -> None:
         quick, slow = caring
-        for name, tell, tell_at, _ in quick:
+        for name, tell, tell_at, *_ in quick:
             try:
                 tell(note) if tell_at is None else tell_at(note, at)
             except _RAISED:  # as above
@@ -267,7 +279,7 @@ class Watch:
             self._caring = {}
             self._ask_again_at = time.monotonic() + _ASK_EVERY
         quick = [
-            _Quick(name, counting.tell, getattr(counting, "tell_at", None), getattr(counting, "tell_many_at", None))
+            _Quick(name, counting.tell, *(getattr(counting, way, None) for way in _Quick._fields[2:]))
             for name, counting in self._quick.items()
             if self._cares(name, getattr(counting, "cares_for", None), kind)
         ]
@@ -276,7 +288,7 @@ class Watch:
             reader for reader in slow if self._cares(reader.outlet.name, partial(_only_counts, reader.tool), kind)
         ]
         quick += [
-            _Quick(outlet.name, tool.tell, tool.tell, getattr(tool, "tell_many_at", None))
+            _Quick(outlet.name, tool.tell, tool.tell, *(getattr(tool, way, None) for way in _Quick._fields[3:]))
             for outlet, tool, _ in counting
         ]
         slow = [reader for reader in slow if reader not in counting]
