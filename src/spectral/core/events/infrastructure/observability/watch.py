@@ -180,7 +180,7 @@ class Watch:
     def _tell_in_order(self) -> None:
         """Of the notes that are not of handlers, or of those too, if somebody wants to know when they ran."""
         ran: list[HandlerRan] = []
-        of_handlers = self._who_cares(HandlerRan)  # once, so that nobody is told of one twice, or not at all
+        of_handlers = _NOBODY
         for run in self._gathered.take_notes():
             kind = type(run[0][0])
             if kind is list:
@@ -192,6 +192,8 @@ class Watch:
                 self._tell_published(cast("list[tuple[Published, float]]", notes))
                 continue
             if kind is HandlerRan:  # those who take heaps have all of them at the end
+                if not ran:  # once, so that nobody is told of one twice, or not at all
+                    of_handlers = self._who_cares(HandlerRan)
                 ran += [cast("HandlerRan", note) for note, _ in notes]
                 caring = _without_heaps(of_handlers)
             else:
