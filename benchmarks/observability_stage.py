@@ -51,7 +51,7 @@ order: Final = Consumer("platform")
 noop: Final = Consumer("platform")
 WORKLOADS: Final = {
     "wait": (wait, "plain handler that awaits 10 ms", 60_000),
-    "order": (order, "transactional handler that reads, writes and publishes what follows", 15_000),
+    "order": (order, "transactional handler that reads, writes and publishes what follows", 40_000),
     "upsert": (upsert, "transactional handler with one upsert", 300_000),
     "noop": (noop, "plain handler that does nothing", 200_000),
 }

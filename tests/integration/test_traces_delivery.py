@@ -220,6 +220,31 @@ async def test_a_run_that_could_not_be_committed_beside_others_is_no_success(tra
     assert outcomes == {str(well): ["undone", "ok"], str(refused): ["undone", "failed"]}
 
 
+async def test_a_run_that_failed_because_of_others_says_why_and_counts_for_nothing(traced: Traced) -> None:
+    consumer = Consumer("platform", retry=RetryPolicy(max_retries=0))
+    met: list[EventEnvelope] = []
+
+    @consumer.on(COMPLETED)
+    async def index(event: EventEnvelope, tx: Transaction) -> None:
+        met.append(event)
+        if len(met) == 1:
+            await tx.execute("do $$ begin raise exception 'somebody was quicker' using errcode = '40001'; end $$")
+
+    event_id = await traced.publish()
+    await traced.drain(consumer, lanes=1)
+    first, second = traced.worker.spans(f"process {COMPLETED}")
+    for span, outcome in ((first, "undone"), (second, "ok")):
+        attributes = span.attributes or {}
+        assert (attributes["spectral.outcome"], attributes["spectral.attempt"]) == (outcome, 1)
+    assert ((first.attributes or {})["error.type"], first.status.status_code) == (
+        "SerializationFailure",
+        StatusCode.ERROR,
+    )
+    assert "somebody was quicker" in (first.status.description or "")
+    assert second.status.status_code is StatusCode.UNSET
+    assert (await traced.bench.row(event_id))["attempts"] == 1
+
+
 async def test_a_replay_is_a_trace_of_its_own_that_is_linked_to_the_publish(traced: Traced) -> None:
     consumer = failing(lambda: RuntimeError("not today"))
     event_id = await traced.publish()

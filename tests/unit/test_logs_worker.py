@@ -257,9 +257,11 @@ from spectral.core.events.probe import LoopBlocked
 from spectral_workers.logs import LineWriter, PatientWriter
 recorder, plain, patient = Recorder(), LineWriter(sys.stdout), PatientWriter(sys.stdout)
 patient.msg("of the parent")
+patient.dropped, patient.failed = 2, 3
 with recorder._lock, plain._one, patient._one:
     child = os.fork()
     if child == 0:
+        assert (patient.dropped, patient.failed) == (0, 0)
         plain.msg("plain")
         patient.msg("patient")
         recorder.tell(LoopBlocked(1.0))

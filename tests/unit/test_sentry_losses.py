@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -156,3 +157,16 @@ def test_a_limit_that_the_server_sets_is_counted(since: Since) -> None:
             server.shutdown()
             serving.join(PATIENCE)
     assert since() == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on
+def test_the_child_of_a_fork_has_lost_none(since: Since) -> None:
+    watch = Watch({"sentry": tool()})
+    with sentry_everywhere(Losing("network_error")):
+        watch.tell(finished())
+        assert watch.flush(PATIENCE)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if lost_reports() == (0, 0) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert since() == (0, 1)

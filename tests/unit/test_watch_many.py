@@ -548,12 +548,13 @@ def test_of_what_is_not_kept_through_no_fault_of_its_own_only_the_span_tells() -
     left, running = (watch.begin(Handle(delivery(), "worlds.index")) for _ in range(2))
     left.leave()
     left.undo()
-    running.undo()
+    running.undo(OSError("no"))
     untraced = Watch({}, {"counts": counts}).begin(Handle(delivery(), "worlds.index"))
     untraced.leave()
     untraced.undo()
     assert watch.flush(PATIENCE)
-    assert (spans.finished, spans.sent, counts.notes) == ([UNDONE, UNDONE], 0, [])
+    why = Failure("OSError", "OSError: no", counts=False)
+    assert (spans.finished, spans.sent, counts.notes) == ([UNDONE, why], 0, [])
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on
@@ -573,6 +574,32 @@ def test_the_child_of_a_fork_does_not_tell_what_its_parent_tells() -> None:
     watch.catch_up()
     assert os.waitstatus_to_exitcode(status) == 0
     assert counts.notes == [note]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # from 3.12 on
+def test_the_child_of_a_fork_has_lost_nothing_yet() -> None:
+    class Fails(Counts):
+        def tell_at(self, note: Note, at: float) -> None:
+            raise OSError(note, at)
+
+    class Refuses(Told):
+        def tell(self, note: Note, at: float | None = None) -> None:
+            raise OSError(note, at)
+
+    watch = Watch({"refuses": Refuses()}, {"fails": Fails()})
+    watch.tell(Stopped())
+    assert watch.flush(PATIENCE)
+    expected = {"refuses": (0, 1), "fails": (0, 1), "traces": (0, 0)}
+    assert watch.troubles() == expected
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if watch.troubles() == dict.fromkeys(expected, (0, 0)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert watch.troubles() == expected
 
 
 # when everything is to be told

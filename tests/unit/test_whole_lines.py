@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -93,20 +94,57 @@ def start(child: IO[bytes] | None) -> None:
     child.flush()
 
 
-def test_who_says_a_line_goes_on_while_another_process_does_not_end_its_own(pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
+@contextmanager
+def somebody_with_the_lock(writing: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which has it for as long as it lives."""
     script = "import fcntl, os, time; fcntl.lockf(2, fcntl.LOCK_EX); print(flush=True); time.sleep(600)"
     other = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=writing)
-    assert other.stdout is not None
-    assert other.stdout.readline()
-    with open(writing, "w", encoding="utf-8", closefd=False) as stream:
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        yield other
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.communicate()
+
+
+def test_who_says_a_line_goes_on_while_another_process_does_not_end_its_own(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    os.write(writing, b"x" * select.PIPE_BUF)  # nobody reads, so nobody gets on
+    with open(writing, "w", encoding="utf-8", closefd=False) as stream, somebody_with_the_lock(writing) as other:
         writer = PatientWriter(stream)
         writer.msg("mine")  # comes back
         assert not writer._outlet.flush(0.2), "it takes its turn"
         other.send_signal(signal.SIGKILL)
-        other.communicate()
+        other.wait(PATIENCE)
+        assert os.read(reading, select.PIPE_BUF) == b"x" * select.PIPE_BUF
         assert writer._outlet.flush(PATIENCE), "the dead do not hold it"
     assert os.read(reading, 100) == b"mine\n"
+
+
+def test_who_is_stopped_in_the_midst_of_a_line_does_not_silence_the_others(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    with somebody_with_the_lock(writing):
+        write_whole(writing, b"said\n")
+        assert os.read(reading, 100) == b"said\n"
+
+
+def test_who_waits_for_the_reader_is_waited_for(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, writing = pipe
+    monkeypatch.setattr(whole_lines, "_STOPPED_AFTER", 0.0)
+    asked = list[int]()
+    taken = OSError(errno.EAGAIN, "taken")
+
+    def refuse_often(_: int, operation: int) -> None:
+        asked.append(operation)
+        if operation != fcntl.LOCK_UN and len(asked) < 20:
+            raise taken
+
+    monkeypatch.setattr(fcntl, "lockf", refuse_often)
+    os.write(writing, b"x" * select.PIPE_BUF)
+    monkeypatch.setattr(whole_lines, "_write", lambda _descriptor, _piece: asked.append(-1))
+    write_whole(writing, b"said\n")
+    assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB] * 20 + [-1, fcntl.LOCK_UN]
 
 
 def test_lines_go_out_in_pieces_that_nobody_can_tear(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +178,7 @@ def test_a_pipe_whose_writers_do_not_wait_has_whole_lines_too(pipe: tuple[int, i
     assert read == [line]
 
 
-@pytest.mark.parametrize("refused", [errno.EDEADLK, errno.EINVAL], ids=["later", "never"])
+@pytest.mark.parametrize("refused", [errno.EAGAIN, errno.EINVAL], ids=["later", "never"])
 def test_a_lock_that_is_refused_keeps_nothing_from_being_written(
     refused: int, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,8 +192,8 @@ def test_a_lock_that_is_refused_keeps_nothing_from_being_written(
     monkeypatch.setattr(fcntl, "lockf", refuse_once)
     write_whole(pipe[1], b"said\n")
     assert os.read(pipe[0], 100) == b"said\n"
-    again = [fcntl.LOCK_EX, fcntl.LOCK_UN] if refused == errno.EDEADLK else []
-    assert asked == [fcntl.LOCK_EX, *again]
+    again = [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN] if refused == errno.EAGAIN else []
+    assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, *again]
 
 
 # Newer interpreters warn of a fork beside threads, which is what this is about.

@@ -152,13 +152,13 @@ class PatientWriter(LineWriter):
 
     def __init__(self, stream: TextIO) -> None:
         self._outlet = Outlet("lines")
-        self.dropped = 0
-        self.failed = 0
         super().__init__(stream)
 
     def start_anew(self) -> None:
-        """Without those of the parent, which writes them itself."""
+        """Without those of the parent, which writes them itself, and says what it has lost."""
         super().start_anew()
+        self.dropped = 0
+        self.failed = 0
         self._waiting: deque[tuple[str, int]] = deque()  # lines that came together, and how many
         self._waits = 0
         # For a moment: lines come from several threads, and from whoever interrupts one, as a signal's handler does.

@@ -37,7 +37,7 @@ _LAST_WORDS: Final = 1.8
 _BATCHES: Final = ("OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE")
 _QUEUED: Final = 16_384
 _SENT: Final = 2_048
-"""Spans: half a megabyte in a request, of which collectors take twenty; and a few megabytes that wait."""
+"""Spans: a megabyte in a request, of which collectors take twenty; and eight that wait."""
 
 _PROTOCOL: Final = "http/protobuf"
 _QUIET: Final = 60.0

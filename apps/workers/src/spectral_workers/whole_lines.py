@@ -4,7 +4,7 @@ What is written to a pipe at once stays together up to PIPE_BUF bytes; what othe
 parts of more than that. So lines go out in pieces of whole lines that are no longer, whoever else writes there. A line
 that is longer by itself can only be kept whole by all who write taking turns: the lock for that is on the pipe itself,
 which they have in common anyhow, and the kernel frees it when its holder dies. Whoever waits for his turn would wait
-for whoever reads the pipe, else.
+for whoever reads the pipe, else; but not for somebody who is stopped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 _TURN: Final = 65_536
 """Bytes, about: a process that has much to say lets the others in between."""
 
-_ASK_AGAIN: Final = 0.01  # seconds
+_ASK_AGAIN: Final = 0.005  # seconds
+_STOPPED_AFTER: Final = 1.0
+"""Seconds for which somebody has the lock, and there is room for what he has to write."""
+
+_TAKEN: Final = (errno.EAGAIN, errno.EACCES)
 # The lock on a pipe is the process's; its threads need one of their own.
 _one = threading.Lock()
 
@@ -94,18 +98,34 @@ def _turn(descriptor: int) -> Iterator[None]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Wait for it; false if such a thing cannot be locked here: what stays together by itself does so nevertheless."""
+    """Wait for it; false if such a thing cannot be locked here, or whoever has it does not go on.
+
+    What stays together by itself does so nevertheless. Whoever waits for the reader goes on; whoever was stopped in the
+    midst of a line, by a signal or a debugger, must not silence all the others until somebody lets him.
+    """
+    give_up_at: float | None = None
     while True:
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            # Not the lock that waits: nobody could give that up.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno != errno.EDEADLK:
+            if error.errno not in _TAKEN:
                 return False
-            # Handlers of both processes wait for other locks, and the kernel knows of processes only, not of threads:
-            # whoever has this one writes, and waits for none.
-            time.sleep(_ASK_AGAIN)
         else:
             return True
+        if not _has_room(descriptor):
+            give_up_at = None
+        elif give_up_at is None:
+            give_up_at = time.monotonic() + _STOPPED_AFTER
+        elif time.monotonic() >= give_up_at:
+            return False
+        time.sleep(_ASK_AGAIN)
+
+
+def _has_room(descriptor: int) -> bool:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLOUT)
+    return bool(waiting.poll(0))
 
 
 def _after_fork() -> None:

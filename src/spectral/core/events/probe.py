@@ -63,18 +63,22 @@ Act: TypeAlias = Publish | Handle
 
 
 class Failure(NamedTuple):
-    """An error as it may be kept and shown: its class, and one line without contents or credentials."""
+    """An error as it may be kept and shown: its class, and one line without contents or credentials.
+
+    counts: whether it is charged to anybody; else it is run again, as if it had not been run.
+    """
 
     kind: str
     text: str
+    counts: bool = True
 
     @classmethod
-    def of(cls, error: BaseException, payload: str | None = None) -> Failure:
+    def of(cls, error: BaseException, payload: str | None = None, *, counts: bool = True) -> Failure:
         """What may be kept of an error, which may quote this payload."""
-        return cls(type(error).__name__, describe(error, payload=payload))
+        return cls(type(error).__name__, describe(error, payload=payload), counts)
 
 
-UNDONE: Final = Failure("undone", "what it did is not known to be kept")
+UNDONE: Final = Failure("undone", "what it did is not known to be kept", counts=False)
 """In place of a failure, where a span ends: a handler ended in a transaction that is not known to be committed."""
 
 
@@ -453,8 +457,8 @@ class Activity(Protocol):
         """It has ended, with this error or well; call it once."""
         ...
 
-    def undo(self) -> None:
-        """What it did is not kept, through no fault of its own; in place of `end`."""
+    def undo(self, error: BaseException | None = None) -> None:
+        """What it did is not known to be kept, and it is run again; in place of `end`. It had ended well, or so."""
         ...
 
 
@@ -499,7 +503,7 @@ class TimedActivity:
         """See `Activity`."""
         self._seconds = time.perf_counter() - self._began
 
-    def undo(self) -> None:
+    def undo(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
 
     def end(self, error: BaseException | None = None) -> None:

@@ -29,9 +29,9 @@ def keep(runs: Iterable[Run]) -> None:
 
 
 def take_back(runs: Iterable[Run]) -> None:
-    """It is not, and nobody is to blame: they will be run again."""
+    """It is not, and nobody is charged for it: they will be run again, those too that failed beside others."""
     for run in runs:
-        run.activity.undo()
+        run.activity.undo(run.error)
 
 
 def fail(runs: Iterable[Run]) -> None:

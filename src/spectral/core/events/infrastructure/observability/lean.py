@@ -160,9 +160,9 @@ def end_span(span: Span, failure: Failure | None, ended: int | None) -> None:
     """End a span at this time, with what became of it."""
     if failure is None:
         span.set_attribute(OUTCOME, WELL)
-    elif failure is UNDONE:
-        span.set_attribute(OUTCOME, UNDONE.kind)
     else:
-        span.set_attributes({OUTCOME: "failed", "error.type": failure.kind})
-        span.set_status(StatusCode.ERROR, failure.text)
+        span.set_attribute(OUTCOME, "failed" if failure.counts else UNDONE.kind)
+        if failure is not UNDONE:
+            span.set_attribute("error.type", failure.kind)
+            span.set_status(StatusCode.ERROR, failure.text)
     span.end(ended)

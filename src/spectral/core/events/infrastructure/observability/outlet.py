@@ -47,14 +47,17 @@ class Outlet:
 
     def __init__(self, name: str, capacity: int = CAPACITY) -> None:
         self.name = name
-        self.dropped = 0
-        self.failed = 0
         self._capacity = capacity
         self.start_anew()
         _outlets.add(ref(self, _outlets.discard))
 
     def start_anew(self) -> None:
-        """Empty and without a thread; also in the child of a fork, where the thread is missing."""
+        """Empty and without a thread; also in the child of a fork, where the thread is missing.
+
+        What was lost before is the parent's to say.
+        """
+        self.dropped = 0
+        self.failed = 0
         self._queue: deque[Callable[[], object]] = deque()
         # Not events: a signal's handler that logs may interrupt whoever puts, and would wait for him for ever.
         self._filled: SimpleQueue[None] = SimpleQueue()

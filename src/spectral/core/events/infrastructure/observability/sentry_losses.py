@@ -8,11 +8,14 @@ sample rate) comes without the report, and is not counted: it was meant. Nor is 
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakSet
 
 _FOR_WANT_OF_ROOM: Final = frozenset({"queue_overflow", "ratelimit_backoff"})
 _HOOK: Final = "record_lost_event"
+_known: Final[WeakSet[LostReports]] = WeakSet()
 
 
 class LostReports:
@@ -22,9 +25,14 @@ class LostReports:
     """
 
     def __init__(self, logger: str) -> None:
+        self._logger = logger
+        self.forget()
+        _known.add(self)
+
+    def forget(self) -> None:
+        """What the parent has lost, in the child of a fork."""
         self.dropped = 0
         self.failed = 0
-        self._logger = logger
 
     def follow(self, transport: object) -> None:
         """Count what this one loses from now on; once, however often it is asked to."""
@@ -55,3 +63,11 @@ class LostReports:
             self.dropped += 1
         else:
             self.failed += 1
+
+
+def _after_fork() -> None:
+    for losses in list(_known):
+        losses.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

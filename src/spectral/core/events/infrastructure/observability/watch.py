@@ -162,8 +162,9 @@ class Watch:
         self._gathered.add(kept, time.time(), span)
 
     def forget(self) -> None:
-        """What waits to be told, in the child of a fork: the parent tells it."""
+        """What waits to be told and what has failed, in the child of a fork: the parent tells it."""
         self._gathered.forget()
+        self._raised.clear()
 
     def catch_up(self) -> None:
         """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
@@ -510,11 +511,17 @@ class _Unwatched:
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
 
-    def undo(self) -> None:
+    def undo(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
 
 
 _UNWATCHED: Final = _Unwatched()
+
+
+def _undone(act: Act, error: BaseException | None) -> Failure:
+    if error is None:
+        return UNDONE
+    return Failure.of(error, act.delivery.payload if isinstance(act, Handle) else None, counts=False)
 
 
 class _TracedActivity(TimedActivity):
@@ -539,11 +546,11 @@ class _TracedActivity(TimedActivity):
         self._watch.end_span(self._traced, failure)
         super().ended(failure)
 
-    def undo(self) -> None:
+    def undo(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
         if self._seconds is None:
             self.leave()
-        self._watch.end_span(self._traced, UNDONE)
+        self._watch.end_span(self._traced, _undone(self._act, error))
 
 
 class _HandlerActivity:
@@ -562,7 +569,7 @@ class _HandlerActivity:
         """See `Activity`."""
         self._seconds = time.monotonic() - self._began
 
-    def undo(self) -> None:
+    def undo(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
 
     def end_among(self, ran: list[HandlerRan], _: list[Closing], __: list[float]) -> None:
@@ -613,9 +620,10 @@ class _LeanActivity:
         if self._go_back is not None:
             self._watch.go_back(self._go_back)
 
-    def undo(self) -> None:
+    def undo(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
-        self._watch.end_lean(self._span, UNDONE, self._seconds or time.monotonic() - self._began)
+        failure = _undone(self._act, error)
+        self._watch.end_lean(self._span, failure, self._seconds or time.monotonic() - self._began)
 
     def end_among(self, ran: list[HandlerRan], spans: list[Closing], seconds: list[float]) -> None:
         """It has ended well after it was left, among many."""
