@@ -107,19 +107,15 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
             sort, parent, link, event_id = span.facts()
         if sort is not known:  # mostly they are all alike
             known, form = sort, _form(sort)
-            data += bytes(max(0, at + form.length * (len(spans) - number) - len(data)))
+            data = _with_room(data, at + form.length * (len(spans) - number))
         length, pack_into, to_trace, to_parent, to_began, to_message, to_link, to_link_span, to_end = form
         try:
-            if parent is None:
-                trace_id, parent_id = unhexlify(span.root_trace_id), b""
-            else:
+            if link is parent and parent is not None:  # as nearly always
                 trace_id, parent_id = unhexlify(parent[3:35]), unhexlify(parent[36:52])
-            if link is parent:  # as nearly always
                 linked_trace, linked_span = trace_id, parent_id
-            elif link is None:
-                linked_trace = linked_span = b""
             else:
-                linked_trace, linked_span = unhexlify(link[3:35]), unhexlify(link[36:52])
+                trace_id, parent_id = (unhexlify(span.root_trace_id), b"") if parent is None else _ids(parent)
+                linked_trace, linked_span = (b"", b"") if link is None else _ids(link)
         except ValueError:  # a trace context that is none, from elsewhere than the outbox
             continue
         # With a dash after every fourth digit: three of them are too many.
@@ -133,6 +129,19 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
         written += 1
     del data[at:]
     return [Written(tracer, data, written) for tracer in tracers]
+
+
+def _with_room(data: bytearray, length: int) -> bytearray:
+    """For so much; the first time without a copy."""
+    if not data:
+        return bytearray(length)
+    data += bytes(max(0, length - len(data)))
+    return data
+
+
+def _ids(traceparent: str) -> tuple[bytes, bytes]:
+    """The trace's and the span's."""
+    return unhexlify(traceparent[3:35]), unhexlify(traceparent[36:52])
 
 
 def have_it_asked() -> None:

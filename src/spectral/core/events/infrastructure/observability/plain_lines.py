@@ -139,7 +139,7 @@ class PlainLines:
                 ack_seconds * 1000,
             )
             parts.append(line)
-        return "".join(parts)[:-1]
+        return _joined(parts)
 
     def _learn(self, alike: _Alike) -> tuple[str, _Parts]:
         """What the lines have in common of events that have this in common, with room for the rest.
@@ -178,7 +178,7 @@ class PlainLines:
                 _BEGINNING, timestamp(at), head, trace_id, end, str(event.event_id), route, workspace,
                 f', "duration_ms": {seconds * 1000:.1f}}}\n',
             )  # fmt: skip
-        return "".join(parts)[:-1]
+        return _joined(parts)
 
     def _learn_publishes(self, key: _Route) -> tuple[str, str, str]:
         """What is before the trace, behind the event, and between the two."""
@@ -192,6 +192,13 @@ class PlainLines:
             f', {self._worker}"event_id": "',
         )
         return self._known_publishes.setdefault(key, forms)
+
+
+def _joined(parts: list[str]) -> str:
+    """Without the end of the last line; not taken from the whole, which would be copied."""
+    if parts:
+        parts[-1] = parts[-1][:-1]
+    return "".join(parts)
 
 
 def _trace_id(traceparent: str | None) -> str:
