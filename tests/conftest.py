@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread  # noqa: F401  first, see below
 import os
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
@@ -18,6 +19,10 @@ from spectral.core.events.delivery.publish import Publishing
 from spectral.core.migrations import discover, up
 from tests.layout import is_plain_only, partition
 from tests.memory import copy_of, running
+
+# The child of a fork hangs where a tracer provider of OpenTelemetry was made before `concurrent.futures.thread` was
+# imported: its resource is read anew in a pool of threads, whose lock is only given back after that. Most imports bring
+# it; a few unit tests by themselves do not.
 
 # On a loaded machine an example may take any time, which says nothing about what is tested.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -205,6 +205,35 @@ def test_where_one_cannot_be_lean_none_of_those_that_begin_together_is(lightly: 
     assert len(lightly.spans()) == len(exporter.get_finished_spans()) == 2
 
 
+@pytest.mark.parametrize("others", [{"attempts": 2}, {"trace_context": None}], ids=["retry", "root"])
+def test_where_a_span_of_the_sdks_is_wanted_none_is_begun_that_nobody_ends(
+    lightly: Lightly, others: dict[str, Any]
+) -> None:
+    lightly.provider.add_span_processor(looks := Looks())
+    activities = lightly.watch.begin_many([act(**others), act(), act()])
+    for activity in activities:
+        activity.leave()
+    lightly.watch.end_many(activities)
+    assert len(lightly.spans()) == len(looks.started) == 3
+
+
+def test_a_heap_of_all_sorts_is_written_as_one_by_one(lightly: Lightly) -> None:
+    some = [*ACTS.values(), act(event_type="worlds.card.sent"), act(generation=12), act("no traceparent" * 5)]
+    for each in (some + some[::-1]) * 3:
+        lightly.watch.begin(each).end()
+    spans = lightly.spans()
+    (heap,) = write_spans(spans)
+    singly = [one.data for span in spans for one in write_spans([span])]
+    assert (heap.spans, bytes(heap.data)) == (len(spans), b"".join(singly))
+    request = ExportTraceServiceRequest.FromString(encode_spans([heap]).SerializePartialToString())
+    assert len(request.resource_spans[0].scope_spans[0].spans) == len(spans)
+
+
+def test_of_nothing_that_can_be_written_there_is_no_heap(lightly: Lightly) -> None:
+    lightly.watch.begin(act(f"00-{'no digits':032}-{'0' * 16}-01")).end()
+    assert write_spans(lightly.spans()) == write_spans([]) == []
+
+
 def test_many_of_both_kinds_go_in_one_request(lightly: Lightly) -> None:
     lightly.run(act())
     lightly.run(act(), lambda span: span.set_attribute("mine", 1))

@@ -121,7 +121,7 @@ def test_as_many_spans_wait_and_are_sent_at_once_as_the_environment_says(
     script = """
     configure()
     from opentelemetry import trace
-    spans, heaps = trace.get_tracer_provider()._active_span_processor._span_processors
+    heaps, spans = trace.get_tracer_provider()._active_span_processor._span_processors
     batches = spans._batch_processor
     answer(spans=[batches._max_queue_size, batches._max_export_batch_size], heaps=heaps.limits)
     """

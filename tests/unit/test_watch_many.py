@@ -322,6 +322,55 @@ def test_whoever_is_told_by_a_loop_is_told_by_it_alone_and_nothing_waits_for_lon
     assert (hand.told, hand.works) == ([1, 2, 2, 1, 1], [])
 
 
+def test_the_second_look_is_a_while_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = threading.Semaphore(0)
+
+    class Waits:
+        """Stands for the time that the outlet lets things gather, which is over when the test says so."""
+
+        def get(self, timeout: float) -> None:
+            assert timeout == outlets._GATHER
+            assert taken.acquire(timeout=PATIENCE)
+
+        def put(self, _: None) -> None:
+            taken.release()
+
+    told: list[int] = []
+
+    def catch_up() -> None:
+        waits.begin()
+        told.append(sum(len(run) for run in waits.take_notes()))
+
+    waits, note = Gathered(catch_up), SettlementWritten(1, 0.1)
+    monkeypatch.setattr(waits.outlet, "_hurry", Waits())
+    waits.add(note, 0.0, None)
+    catch_up()  # by the loop
+    waits.add(note, 0.0, None)
+    taken.release()
+    while not waits.outlet._queue or waits.outlet._is_running:  # it has looked, and will look again
+        time.sleep(0.001)
+    assert told == [1], "not at once"
+    taken.release()
+    assert waits.outlet.flush(PATIENCE)
+    assert told == [1, 1]
+
+
+def test_what_cannot_be_seen_to_for_want_of_a_thread_is_seen_to_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = threading.Event()
+    waits = Gathered(told.set)
+    note = SettlementWritten(1, 0.1)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        waits.add(note, 0.0, None)
+    assert not waits.outlet.has_thread
+    monkeypatch.setattr(waits.outlet, "_start_at", 0.0)  # a second later
+    waits.add(note, 0.0, None)
+    assert told.wait(PATIENCE)
+
+
 def test_what_was_told_meanwhile_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = ByHand(monkeypatch)
     hand.gathered.add(SettlementWritten(1, 0.1), 0.0, None)
@@ -553,7 +602,7 @@ def test_of_what_is_not_kept_through_no_fault_of_its_own_only_the_span_tells() -
     untraced.leave()
     untraced.undo()
     assert watch.flush(PATIENCE)
-    why = Failure("OSError", "OSError: no", counts=False)
+    why = Failure("OSError", "OSError: no", is_charged=False)
     assert (spans.finished, spans.sent, counts.notes) == ([UNDONE, why], 0, [])
 
 

@@ -46,6 +46,11 @@ assert flush_all({PATIENCE})
 """
 
 
+@pytest.fixture(autouse=True)
+def nobody_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_lines, "_is_given_up", False)
+
+
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, int]]:
     """A narrow one: whoever writes more than a page has to wait in the midst of it."""
@@ -122,11 +127,19 @@ def test_who_says_a_line_goes_on_while_another_process_does_not_end_its_own(pipe
     assert os.read(reading, 100) == b"mine\n"
 
 
-def test_who_is_stopped_in_the_midst_of_a_line_does_not_silence_the_others(pipe: tuple[int, int]) -> None:
+def test_who_is_stopped_in_the_midst_of_a_line_does_not_silence_the_others(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, writing = pipe
     with somebody_with_the_lock(writing):
         write_whole(writing, b"said\n")
         assert os.read(reading, 100) == b"said\n"
+        monkeypatch.setattr(whole_lines, "_STOPPED_AFTER", 600.0)
+        write_whole(writing, b"again\n")  # is not waited for once more
+        assert os.read(reading, 100) == b"again\n"
+    write_whole(writing, b"said\n")  # where there is a lock to be had again
+    assert not whole_lines._is_given_up
+    assert os.read(reading, 100) == b"said\n"
 
 
 def test_who_waits_for_the_reader_is_waited_for(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:

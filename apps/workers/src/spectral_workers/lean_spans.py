@@ -78,7 +78,7 @@ class LeanProvider(TracerProvider):
 
     def __init__(self, resource: Resource, spans: SpanQueue, heaps: HeapQueue, write: Writes) -> None:
         super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-        for queue in (spans, heaps):
+        for queue in (heaps, spans):  # they are ended in this order, and heaps are what there is most of
             self.add_span_processor(queue)
         self._write = write
         self._heaps = heaps

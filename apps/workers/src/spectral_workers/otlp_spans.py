@@ -9,7 +9,7 @@ everything else about them, and every span with anything more to it, is left to 
 from __future__ import annotations
 
 from binascii import hexlify, unhexlify
-from struct import Struct, pack_into
+from struct import Struct, error, pack_into
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -116,19 +116,19 @@ def write_spans(spans: Sequence[KeptSpan]) -> list[Written]:
             else:
                 trace_id, parent_id = (unhexlify(span.root_trace_id), b"") if parent is None else _ids(parent)
                 linked_trace, linked_span = (b"", b"") if link is None else _ids(link)
-        except ValueError:  # a trace context that is none, from elsewhere than the outbox
+            # With a dash after every fourth digit: three of them are too many.
+            message = hexlify(event_id.int.to_bytes(16, "big"), b"-", 2)
+            pack_into(
+                data, at, to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id,
+                to_began, span.began, _TO_ENDED, span.ended, to_message, message, message[5:], message[30:],
+                message[35:], to_link, linked_trace, to_link_span, linked_span, to_end,
+            )  # fmt: skip
+        except (ValueError, error):  # a trace context that is none, from elsewhere than the outbox
             continue
-        # With a dash after every fourth digit: three of them are too many.
-        message = hexlify(event_id.int.to_bytes(16, "big"), b"-", 2)
-        pack_into(
-            data, at, to_trace, trace_id, _TO_SPAN, span.span_id.to_bytes(8, "big"), to_parent, parent_id, to_began,
-            span.began, _TO_ENDED, span.ended, to_message, message, message[5:], message[30:], message[35:], to_link,
-            linked_trace, to_link_span, linked_span, to_end,
-        )  # fmt: skip
         at += length
         written += 1
     del data[at:]
-    return [Written(tracer, data, written) for tracer in tracers]
+    return [Written(tracer, data, written) for tracer in tracers if written]
 
 
 def _with_room(data: bytearray, length: int) -> bytearray:

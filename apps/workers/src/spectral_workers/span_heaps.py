@@ -38,6 +38,10 @@ class Heap(Protocol):
         ...
 
 
+_ENOUGH: Final = "there is enough for a request"
+_END: Final = "nothing comes any more"
+
+
 class _Flush(NamedTuple):
     """Somebody waits until all that has been put by now is sent."""
 
@@ -65,7 +69,7 @@ class HeapQueue(SpanProcessor):
         self._waits = 0
         # For a moment; one that whoever has it may take again, as the handler of a signal may that ends a span.
         self._counting = threading.RLock()
-        self._calls: SimpleQueue[_Flush | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Flush | str] = SimpleQueue()
         self._is_called = False
         self._start = threading.Lock()
         self._start_at = 0.0
@@ -83,7 +87,7 @@ class HeapQueue(SpanProcessor):
         self._heaps.append(heap)
         if self._waits >= self.limits.sent and not self._is_called:
             self._is_called = True
-            self._calls.put(None)
+            self._calls.put(_ENOUGH)
         if self._thread is None:
             self._start_thread()
 
@@ -97,6 +101,7 @@ class HeapQueue(SpanProcessor):
         if not self._is_ended:
             self._is_sent(PATIENCE)
             self._is_ended = True
+            self._calls.put(_END)
             self._exporter.shutdown()
 
     def _is_sent(self, within: float) -> bool:
@@ -132,27 +137,34 @@ class HeapQueue(SpanProcessor):
             flush: _Flush | None = None
             is_time = True
             with suppress(Empty):
-                flush = self._calls.get(timeout=self.limits.delay)
+                call = self._calls.get(timeout=self.limits.delay)
+                if call is _END:
+                    return
+                flush = call if isinstance(call, _Flush) else None
                 is_time = flush is not None
             self._is_called = False  # first: what comes from now on calls again
-            while self._heaps and (is_time or self._waits >= self.limits.sent):
-                self._send()
+            left = len(self._heaps) if is_time else 0  # of those that come meanwhile none is waited for
+            while self._heaps and (left > 0 or self._waits >= self.limits.sent):
+                left -= self._send()
             if flush is not None:
                 flush.is_done.set()
 
-    def _send(self) -> None:
-        """As many heaps as a request takes, and one at least."""
+    def _send(self) -> int:
+        """As many heaps as a request takes, and one at least; answers how many."""
         taken: list[Any] = []
         spans = 0
-        while self._heaps and (not taken or spans + self._heaps[0].spans <= self.limits.sent):
-            taken.append(self._heaps.popleft())
-            spans += taken[-1].spans
+        with suppress(IndexError):
+            while not taken or spans + self._heaps[0].spans <= self.limits.sent:
+                taken.append(self._heaps.popleft())
+                spans += taken[-1].spans
         try:
-            with suppress(Exception):  # counted by now; whoever sends must not end over it
-                self._exporter.send(taken, spans)
+            self._exporter.send(taken, spans)
+        except BaseException:  # noqa: BLE001, S110  counted by now; whatever it was, it must not end this thread
+            pass
         finally:
             with self._counting:
                 self._waits -= spans
+        return len(taken)
 
 
 _queues: Final[WeakSet[HeapQueue]] = WeakSet()

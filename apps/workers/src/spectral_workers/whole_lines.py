@@ -33,6 +33,8 @@ _STOPPED_AFTER: Final = 1.0
 _TAKEN: Final = (errno.EAGAIN, errno.EACCES)
 # The lock on a pipe is the process's; its threads need one of their own.
 _one = threading.Lock()
+_is_given_up = False
+"""Whether whoever had the lock last time did not go on."""
 
 
 def shared_descriptor(stream: TextIO) -> int | None:
@@ -66,6 +68,8 @@ def write_whole(descriptor: int, lines: bytes) -> None:
                 end = _end_of_piece(lines, at)
                 _write(descriptor, lines[at:end])
                 at = end
+        if at < len(lines):
+            time.sleep(2 * _ASK_AGAIN)  # for the others ask only now and then
 
 
 def _end_of_piece(lines: bytes, start: int) -> int:
@@ -103,6 +107,7 @@ def _lock(descriptor: int) -> bool:
     What stays together by itself does so nevertheless. Whoever waits for the reader goes on; whoever was stopped in the
     midst of a line, by a signal or a debugger, must not silence all the others until somebody lets him.
     """
+    global _is_given_up  # noqa: PLW0603  a second for each turn would silence us all the same
     give_up_at: float | None = None
     while True:
         try:
@@ -112,12 +117,16 @@ def _lock(descriptor: int) -> bool:
             if error.errno not in _TAKEN:
                 return False
         else:
+            _is_given_up = False
             return True
         if not _has_room(descriptor):
             give_up_at = None
+        elif _is_given_up:
+            return False
         elif give_up_at is None:
             give_up_at = time.monotonic() + _STOPPED_AFTER
         elif time.monotonic() >= give_up_at:
+            _is_given_up = True
             return False
         time.sleep(_ASK_AGAIN)
 

@@ -65,20 +65,20 @@ Act: TypeAlias = Publish | Handle
 class Failure(NamedTuple):
     """An error as it may be kept and shown: its class, and one line without contents or credentials.
 
-    counts: whether it is charged to anybody; else it is run again, as if it had not been run.
+    is_charged: to its event; else it is run again, as if it had not been run.
     """
 
     kind: str
     text: str
-    counts: bool = True
+    is_charged: bool = True
 
     @classmethod
-    def of(cls, error: BaseException, payload: str | None = None, *, counts: bool = True) -> Failure:
+    def of(cls, error: BaseException, payload: str | None = None, *, is_charged: bool = True) -> Failure:
         """What may be kept of an error, which may quote this payload."""
-        return cls(type(error).__name__, describe(error, payload=payload), counts)
+        return cls(type(error).__name__, describe(error, payload=payload), is_charged)
 
 
-UNDONE: Final = Failure("undone", "what it did is not known to be kept", counts=False)
+UNDONE: Final = Failure("undone", "what it did is not known to be kept", is_charged=False)
 """In place of a failure, where a span ends: a handler ended in a transaction that is not known to be committed."""
 
 

@@ -397,7 +397,7 @@ class Desk:
         activity.leave()
         entry = self._entries.get(id(delivery))
         if entry is None:
-            activity.undo()
+            runs.undo(activity, error)
         else:
             # As `Run(...)`, without the call in between.
             entry.activity = activity

@@ -31,7 +31,15 @@ def keep(runs: Iterable[Run]) -> None:
 def take_back(runs: Iterable[Run]) -> None:
     """It is not, and nobody is charged for it: they will be run again, those too that failed beside others."""
     for run in runs:
-        run.activity.undo(run.error)
+        undo(run.activity, run.error)
+
+
+def undo(activity: Activity, error: BaseException | None) -> None:
+    """Of a run that is not kept, and failed or did not; a probe of somebody's own may know of no errors here."""
+    if error is None:
+        activity.undo()
+    else:
+        activity.undo(error)
 
 
 def fail(runs: Iterable[Run]) -> None:

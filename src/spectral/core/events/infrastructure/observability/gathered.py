@@ -78,7 +78,13 @@ class Gathered:
     def _see_to_it(self, *, is_enough: bool) -> None:
         if not self._is_seen_to:
             self._is_seen_to = True
-            self.outlet.put(self._look)
+            try:
+                self.outlet.put(self._look)
+            except BaseException:  # the handler of a signal may raise anywhere
+                self._is_seen_to = False
+                raise
+        elif not self.outlet.has_thread:
+            self.outlet.try_again()
         if not is_enough:
             return
         if not self._is_soon:

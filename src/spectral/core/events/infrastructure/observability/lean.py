@@ -161,7 +161,7 @@ def end_span(span: Span, failure: Failure | None, ended: int | None) -> None:
     if failure is None:
         span.set_attribute(OUTCOME, WELL)
     else:
-        span.set_attribute(OUTCOME, "failed" if failure.counts else UNDONE.kind)
+        span.set_attribute(OUTCOME, "failed" if failure.is_charged else UNDONE.kind)
         if failure is not UNDONE:
             span.set_attribute("error.type", failure.kind)
             span.set_status(StatusCode.ERROR, failure.text)

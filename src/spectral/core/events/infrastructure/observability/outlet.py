@@ -81,6 +81,15 @@ class Outlet:
             self._start_thread()
 
     @property
+    def has_thread(self) -> bool:
+        """Whether there was room for one; if not, and something waits, `try_again`."""
+        return self._thread is not None
+
+    def try_again(self) -> None:
+        """To start the thread, unless that was tried a moment ago."""
+        self._start_thread()
+
+    @property
     def is_idle(self) -> bool:
         """Whether everything so far has run."""
         # In this order: the thread says that it runs before it takes anything.
@@ -128,7 +137,8 @@ class Outlet:
                 self._hurry.get(timeout=_GATHER)
             self._is_called = False  # first: what comes from now on calls again
             self._is_running = True
-            while self._queue:
+            # What is put meanwhile has called again, and gathers until the next time.
+            for _ in range(len(self._queue)):
                 work = self._queue.popleft()
                 try:
                     work()

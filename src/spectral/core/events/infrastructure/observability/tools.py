@@ -109,14 +109,14 @@ class Lean(NamedTuple):
     go_back: Callable[[], None] | None = None
 
 
-Started: TypeAlias = "tuple[str | None, Context | None, Closing | None]"
+Begun: TypeAlias = "tuple[str | None, Context | None, Closing | None]"
 """As `Lean`, with nothing to go back to; or as `Carried`, without a span."""
 
 
 class Tracer(Protocol):
     """Follows acts.
 
-    It may have a `start_many(acts)` too, for handlers that begin together: each of them `Started`, or none if that is
+    It may have a `start_many(acts)` too, for handlers that begin together: each of them `Begun`, or none if that is
     not all there is; then it is asked for each. And then a `leave_many(spans, seconds)`, as `leave` of each, when their
     acts have gone well and taken so long: it answers those that have to be finished.
     """

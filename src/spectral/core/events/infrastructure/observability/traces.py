@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
 
     from spectral.core.events.infrastructure.observability.lean import LeanSpans
-    from spectral.core.events.infrastructure.observability.tools import Closing, Started, Traced
-    from spectral.core.events.lease import Delivery
+    from spectral.core.events.infrastructure.observability.tools import Begun, Closing, Traced
     from spectral.core.events.probe import Act, Failure, Publish
     from spectral.core.events.settings import Identity
 
@@ -146,26 +145,37 @@ class OpenTelemetryTracer:
         if not isinstance(act, Handle):
             tracer = self._source.tracer(look=True)
             return None if tracer is None or not act.envelopes else self._publish(tracer, act)
+        tracer = self._source.known or self._source.tracer()
+        easily = self._easily(act, tracer)
+        return easily if easily is not None or tracer is None else _handle_at_length(tracer, act)
+
+    def _easily(self, act: Handle, tracer: Tracer | None) -> Carried | Lean | None:
+        """Without a span of the SDK's, if that will do."""
         # Without a call that can be spared, and by position: it is done for each event.
         source, delivery = self._source, act[0]
-        tracer, traceparent = source.known or source.tracer(), delivery[10]
-        if traceparent is None or len(traceparent) != TRACEPARENT_LENGTH:
-            return None if tracer is None else self._handle(tracer, act, None)
-        if delivery[14] == 1 and delivery[19] == 0:  # tried for the first time
-            if tracer is None or (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED):
+        traceparent = delivery[10]
+        if traceparent is not None and len(traceparent) != TRACEPARENT_LENGTH:
+            traceparent = None
+        if traceparent is not None:
+            is_first = delivery[14] == 1 and delivery[19] == 0
+            if tracer is None or (is_first and source.follows_its_parent and traceparent[-1] in NOT_SAMPLED):
                 return carried(traceparent)
-            spans = None if source.lean is None else source.lean.start_first((act,), time.time_ns())
-            if spans is not None:
-                return Lean(None, copy_within(spans[0]), spans[0])
-        return carried(traceparent) if tracer is None else self._handle(tracer, act, traceparent)
+            if is_first:
+                spans = None if source.lean is None else source.lean.start_first((act,), time.time_ns())
+                return None if spans is None else Lean(None, copy_within(spans[0]), spans[0])
+        if source.lean is None:
+            return None
+        sort = _sort_of_root(act, is_linked=traceparent is not None)
+        span = source.lean.start_lean(sort, None, traceparent, delivery.event_id, time.time_ns())
+        return None if span is None else Lean(span.traceparent, copy_within(span), span)
 
-    def start_many(self, acts: Sequence[Handle]) -> list[Started] | None:
+    def start_many(self, acts: Sequence[Handle]) -> list[Begun] | None:
         """See `Tracer`."""
         source = self._source
         if source.known is None or source.lean is None:
             return None
         began, follows_its_parent = time.time_ns(), source.follows_its_parent
-        begun: list[Started] = []
+        begun: list[Begun] = []
         together: list[Handle] = []
         for act in acts:
             # As above.
@@ -183,8 +193,8 @@ class OpenTelemetryTracer:
             if not _begin_together(source.lean, together, began, begun):
                 return None
             together = []
-            started = self.start(act)
-            if not isinstance(started, Carried | Lean):
+            started = self._easily(act, source.known)
+            if started is None:
                 return None
             begun.append((started.traceparent, started.context, started.span if isinstance(started, Lean) else None))
         return begun if _begin_together(source.lean, together, began, begun) else None
@@ -231,22 +241,15 @@ class OpenTelemetryTracer:
             return None
         return Lean(span.traceparent, None, span, enter(span))
 
-    def _handle(self, tracer: Tracer, act: Handle, traceparent: str | None) -> Traced | Carried | Lean | None:
-        """Of an event that carries this, if it is one."""
-        delivery, is_linked = act.delivery, traceparent is not None
-        is_child = delivery.is_first and is_linked
-        key = (delivery.event_type, delivery.target, act.handler_name, delivery.generation, delivery.attempts)
-        sort = sort_of_handler(SortKey(*key, is_child=is_child, is_linked=is_linked))
-        parent = traceparent if sort.is_child else None
-        if self._source.lean is not None:
-            lean = self._source.lean.start_lean(sort, parent, traceparent, delivery.event_id, time.time_ns())
-            if lean is not None:
-                # A child is in the trace that its event came with.
-                return Lean(None if sort.is_child else lean.traceparent, copy_within(lean), lean)
-        return _handle_at_length(tracer, sort.shape, delivery, parent)
+
+def _sort_of_root(act: Handle, *, is_linked: bool) -> Sort:
+    """Of the spans of this handler's later attempts, and of those at events that carry no trace."""
+    delivery = act.delivery
+    key = (delivery.event_type, delivery.target, act.handler_name, delivery.generation, delivery.attempts)
+    return sort_of_handler(SortKey(*key, is_child=False, is_linked=is_linked))
 
 
-def _begin_together(lean: LeanSpans, acts: Sequence[Handle], began: int, begun: list[Started]) -> bool:
+def _begin_together(lean: LeanSpans, acts: Sequence[Handle], began: int, begun: list[Begun]) -> bool:
     """Begin these, tried for the first time; false: that is not possible."""
     if not acts:
         return True
@@ -257,11 +260,13 @@ def _begin_together(lean: LeanSpans, acts: Sequence[Handle], began: int, begun: 
     return True
 
 
-def _handle_at_length(tracer: Tracer, shape: Shape, delivery: Delivery, parent: str | None) -> Traced | Carried | None:
+def _handle_at_length(tracer: Tracer, act: Handle) -> Traced | Carried | None:
     """With a span of whatever provider there is."""
+    delivery = act.delivery
     own = remote_span(delivery.trace_context)
-    around = NOTHING if own is None or parent is None else with_span(trace.NonRecordingSpan(own))
+    around = NOTHING if own is None or not delivery.is_first else with_span(trace.NonRecordingSpan(own))
     links = None if own is None else (Link(own),)
+    shape = _sort_of_root(act, is_linked=own is not None).shape
     attributes = shape.attributes_of(delivery.event_id, delivery.attempts)
     span = tracer.start_span(shape.name, around, SpanKind.CONSUMER, attributes, links)
     if not span.get_span_context().is_valid:  # a provider that is switched off

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from spectral.core.events.infrastructure.observability.tools import (
+        Begun,
         Closing,
         Counting,
-        Started,
         Tool,
         Traced,
         Tracer,
@@ -107,9 +107,7 @@ class Watch:
         self._quick = dict(quick or {})
         self._slow = [_Reader(Outlet(name), tool, getattr(tool, "wants", None)) for name, tool in slow.items()]
         self._tracer = tracer
-        self._start_many: Callable[[Sequence[Handle]], list[Started] | None] = getattr(
-            tracer, "start_many", _one_by_one
-        )
+        self._start_many: Callable[[Sequence[Handle]], list[Begun] | None] = getattr(tracer, "start_many", _one_by_one)
         self._leave_many: Callable[[Sequence[Closing], Sequence[float]], Sequence[Closing]] = getattr(
             tracer, "leave_many", _leave_each
         )
@@ -170,40 +168,44 @@ class Watch:
         """Tell of what has gathered, asking once who cares: it takes a moment, in which nobody changes his mind."""
         self._gathered.begin()
         heaps = self._gathered.take_ran()
-        for ran, _ in heaps:
-            if ran:
-                self._tell_all(ran, time.time(), self._who_cares(HandlerRan))
-        self._tell_in_order()
-        for _, spans in heaps:
-            if spans:
-                self._send(spans)
+        try:
+            for ran, _ in heaps:
+                if ran:
+                    self._tell_all(ran, time.time(), self._who_cares(HandlerRan))
+            self._tell_in_order()
+        finally:
+            for _, spans in heaps:
+                if spans:
+                    self._send(spans)
 
     def _tell_in_order(self) -> None:
         """Of the notes that are not of handlers, or of those too, if somebody wants to know when they ran."""
         ran: list[HandlerRan] = []
         of_handlers = _NOBODY
-        for run in self._gathered.take_notes():
-            kind = type(run[0][0])
-            if kind is list:
-                for heap, at in run:
-                    self._tell_all(cast("list[Finished]", heap), at, self._who_cares(Finished))
-                continue
-            notes = cast("list[tuple[Note, float]]", run)
-            if kind is Published:
-                self._tell_published(cast("list[tuple[Published, float]]", notes))
-                continue
-            if kind is HandlerRan:  # those who take heaps have all of them at the end
-                if not ran:  # once, so that nobody is told of one twice, or not at all
-                    of_handlers = self._who_cares(HandlerRan)
-                ran += [cast("HandlerRan", note) for note, _ in notes]
-                caring = _without_heaps(of_handlers)
-            else:
-                caring = self._who_cares(cast("type[Note]", kind))
-            if any(caring):
-                for note, at in notes:
-                    self._tell(note, at, caring)
-        if ran:
-            self._tell_heap(ran, time.time(), of_handlers)
+        try:
+            for run in self._gathered.take_notes():
+                kind = type(run[0][0])
+                if kind is list:
+                    for heap, at in run:
+                        self._tell_all(cast("list[Finished]", heap), at, self._who_cares(Finished))
+                    continue
+                notes = cast("list[tuple[Note, float]]", run)
+                if kind is Published:
+                    self._tell_published(cast("list[tuple[Published, float]]", notes))
+                    continue
+                if kind is HandlerRan:  # those who take heaps have all of them at the end
+                    if not ran:  # once, so that nobody is told of one twice, or not at all
+                        of_handlers = self._who_cares(HandlerRan)
+                    ran += [cast("HandlerRan", note) for note, _ in notes]
+                    caring = _without_heaps(of_handlers)
+                else:
+                    caring = self._who_cares(cast("type[Note]", kind))
+                if any(caring):
+                    for note, at in notes:
+                        self._tell(note, at, caring)
+        finally:
+            if ran:
+                self._tell_heap(ran, time.time(), of_handlers)
 
     def _tell_published(self, notes: Sequence[tuple[Published, float]]) -> None:
         """Of publishes that went well, in their order: those who take them together, and of each one the others."""
@@ -336,7 +338,7 @@ class Watch:
     def begin_many(self, acts: Sequence[Handle]) -> list[Activity]:
         """See `Probe`."""
         began = time.monotonic()
-        started: list[Started] | None = None
+        started: list[Begun] | None = None
         if began >= self._trace_again_at:
             try:
                 started = self._start_many(acts)
@@ -434,9 +436,9 @@ class Watch:
                 activity.end_among(ran, spans, seconds)
             else:
                 activity.end()
-        self._gathered.add_many_ran(ran, self._left(spans, seconds) if spans else spans)
+        self._gathered.add_many_ran(ran, self._to_be_sent(spans, seconds) if spans else spans)
 
-    def _left(self, spans: Sequence[Closing], seconds: Sequence[float]) -> Sequence[Closing]:
+    def _to_be_sent(self, spans: Sequence[Closing], seconds: Sequence[float]) -> Sequence[Closing]:
         """Those that may be sent; the others are ended by their outlet."""
         try:
             others = self._leave_many(spans, seconds)
@@ -521,7 +523,7 @@ _UNWATCHED: Final = _Unwatched()
 def _undone(act: Act, error: BaseException | None) -> Failure:
     if error is None:
         return UNDONE
-    return Failure.of(error, act.delivery.payload if isinstance(act, Handle) else None, counts=False)
+    return Failure.of(error, act.delivery.payload if isinstance(act, Handle) else None, is_charged=False)
 
 
 class _TracedActivity(TimedActivity):
@@ -574,7 +576,7 @@ class _HandlerActivity:
 
     def end_among(self, ran: list[HandlerRan], _: list[Closing], __: list[float]) -> None:
         """It has ended well after it was left, among many."""
-        if len(self._act.delivery.payload) > MUCH:
+        if self._seconds is None or len(self._act.delivery.payload) > MUCH:
             self.end()
             return
         # As `HandlerRan(...)`, without the call in between.
