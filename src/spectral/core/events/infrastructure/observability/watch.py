@@ -15,13 +15,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from weakref import WeakSet
 
+from spectral.core.events.infrastructure.observability.activities import (
+    UNWATCHED,
+    HandlerActivity,
+    LeanActivity,
+    TracedActivity,
+    Unwatched,
+)
 from spectral.core.events.infrastructure.observability.gathered import Gathered
 from spectral.core.events.infrastructure.observability.outlet import Outlet, is_in_outlet
 from spectral.core.events.infrastructure.observability.slim import MUCH, slim
 from spectral.core.events.infrastructure.observability.tools import Carried, Lean
 from spectral.core.events.outcome import Handled
 from spectral.core.events.probe import (
-    UNDONE,
     Claimed,
     Failure,
     Finished,
@@ -313,7 +319,7 @@ class Watch:
         """See `Probe`."""
         began = time.monotonic()
         if began < self._unwatched_until and type(act) is Handle and act.delivery.trace_context is None:
-            return _UNWATCHED
+            return UNWATCHED
         if self._tracer is None or began < self._trace_again_at or (type(act) is Publish and is_in_outlet()):
             return self._timed(act, began)
         activity: Activity | None = None
@@ -321,11 +327,11 @@ class Watch:
             traced = self._tracer.start(act)
             # Nobody else has had a say in the first two, so they took no time.
             if isinstance(traced, Lean):
-                return _LeanActivity(self, act, began, *traced)
+                return LeanActivity(self, act, began, *traced)
             if isinstance(traced, Carried):
                 return self._timed(act, began, traced.traceparent, traced.context)
             if traced is not None:
-                activity = _TracedActivity(self, act, traced)
+                activity = TracedActivity(self, act, traced)
             elif type(act) is Handle and act.delivery.trace_context is None and not any(self._who_cares(HandlerRan)):
                 self._unwatched_until = self._ask_again_at  # so it is with all that have none, until somebody is asked
         except _RAISED:  # as above
@@ -349,7 +355,7 @@ class Watch:
         return [
             self._timed(act, began, traceparent, context)
             if span is None
-            else _LeanActivity(self, act, began, traceparent, context, span)
+            else LeanActivity(self, act, began, traceparent, context, span)
             for act, (traceparent, context, span) in zip(acts, started, strict=True)
         ]
 
@@ -363,8 +369,8 @@ class Watch:
         if caring is None or began >= self._ask_again_at:
             caring = self._ask(HandlerRan)
         if caring.quick or caring.slow:
-            return _HandlerActivity(self, act, began, (traceparent, context))
-        return _UNWATCHED if traceparent is None and context is None else _Unwatched(traceparent, context)
+            return HandlerActivity(self, act, began, (traceparent, context))
+        return UNWATCHED if traceparent is None and context is None else Unwatched(traceparent, context)
 
     def _started_within(self, seconds: float) -> None:
         """Count what took too long, and have no more of it if that goes on."""
@@ -432,7 +438,7 @@ class Watch:
         spans: list[Closing] = []
         seconds: list[float] = []
         for activity in activities:
-            if type(activity) is _LeanActivity or type(activity) is _HandlerActivity:
+            if type(activity) is LeanActivity or type(activity) is HandlerActivity:
                 activity.end_among(ran, spans, seconds)
             else:
                 activity.end()
@@ -496,165 +502,6 @@ def _leave_each(spans: Sequence[Closing], seconds: Sequence[float]) -> list[Clos
 
 def _only_counts(tool: Tool, _: type[Note]) -> bool:
     return getattr(tool, "only_counts", False) is True
-
-
-class _Unwatched:
-    """Implements `Activity` for handlers whose end is told to nobody."""
-
-    __slots__ = ("context", "traceparent")
-
-    def __init__(self, traceparent: str | None = None, context: Context | None = None) -> None:
-        self.traceparent = traceparent
-        self.context = context
-
-    def leave(self) -> None:
-        """See `Activity`."""
-
-    def end(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-
-    def undo(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-
-
-_UNWATCHED: Final = _Unwatched()
-
-
-def _undone(act: Act, error: BaseException | None) -> Failure:
-    if error is None:
-        return UNDONE
-    return Failure.of(error, act.delivery.payload if isinstance(act, Handle) else None, is_charged=False)
-
-
-class _TracedActivity(TimedActivity):
-    """An act with a span."""
-
-    __slots__ = ("_traced", "_watch")
-
-    def __init__(self, watch: Watch, act: Act, traced: Traced) -> None:
-        super().__init__(watch.tell, act, traced.traceparent, traced.context)
-        self._watch = watch
-        self._traced = traced
-
-    def leave(self) -> None:
-        """See `Activity`."""
-        super().leave()
-        self._watch.leave_span(self._traced)
-
-    def ended(self, failure: Failure | None) -> None:
-        """End the span too."""
-        if self._seconds is None:
-            self.leave()
-        self._watch.end_span(self._traced, failure)
-        super().ended(failure)
-
-    def undo(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-        if self._seconds is None:
-            self.leave()
-        self._watch.end_span(self._traced, _undone(self._act, error))
-
-
-class _HandlerActivity:
-    """A handler whose end is told, without a span."""
-
-    __slots__ = ("_act", "_began", "_seconds", "_watch", "context", "traceparent")
-
-    def __init__(self, watch: Watch, act: Handle, began: float, within: tuple[str | None, Context | None]) -> None:
-        self._watch = watch
-        self._act = act
-        self._began = began
-        self._seconds: float | None = None
-        self.traceparent, self.context = within
-
-    def leave(self) -> None:
-        """See `Activity`."""
-        self._seconds = time.monotonic() - self._began
-
-    def undo(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-
-    def end_among(self, ran: list[HandlerRan], _: list[Closing], __: list[float]) -> None:
-        """It has ended well after it was left, among many."""
-        if self._seconds is None or len(self._act.delivery.payload) > MUCH:
-            self.end()
-            return
-        # As `HandlerRan(...)`, without the call in between.
-        ran.append(tuple.__new__(HandlerRan, (self._act, self._seconds, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
-
-    def end(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-        seconds = time.monotonic() - self._began if self._seconds is None else self._seconds
-        if error is None:
-            self._watch.ran_well(self._act, seconds, self.traceparent, None)
-            return
-        failure = Failure.of(error, self._act.delivery.payload)
-        self._watch.tell(HandlerRan(self._act, seconds, failure, self.traceparent))
-
-
-class _LeanActivity:
-    """An act with a span that is easily ended."""
-
-    __slots__ = ("_act", "_began", "_go_back", "_seconds", "_span", "_watch", "context", "traceparent")
-
-    def __init__(  # noqa: PLR0913, PLR0917  made for each event
-        self,
-        watch: Watch,
-        act: Act,
-        began: float,
-        traceparent: str | None,
-        context: Context | None,
-        span: Closing,
-        go_back: Callable[[], None] | None = None,
-    ) -> None:
-        self._watch = watch
-        self._act = act
-        self._began = began
-        self._seconds: float | None = None
-        self._span = span
-        self._go_back = go_back
-        self.traceparent = traceparent
-        self.context = context
-
-    def leave(self) -> None:
-        """See `Activity`."""
-        self._seconds = time.monotonic() - self._began
-        if self._go_back is not None:
-            self._watch.go_back(self._go_back)
-
-    def undo(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-        failure = _undone(self._act, error)
-        self._watch.end_lean(self._span, failure, self._seconds or time.monotonic() - self._began)
-
-    def end_among(self, ran: list[HandlerRan], spans: list[Closing], seconds: list[float]) -> None:
-        """It has ended well after it was left, among many."""
-        act, took = self._act, self._seconds
-        if type(act) is not Handle or took is None or len(act[0][8]) > MUCH:  # its payload
-            self.end()
-            return
-        spans.append(self._span)
-        seconds.append(took)
-        # As `HandlerRan(...)`, without the call in between.
-        ran.append(tuple.__new__(HandlerRan, (act, took, None, self.traceparent)))  # pyright: ignore[reportUnknownMemberType]
-
-    def end(self, error: BaseException | None = None) -> None:
-        """See `Activity`."""
-        if self._seconds is None:
-            self.leave()
-        watch, act, seconds = self._watch, self._act, self._seconds or 0.0
-        if isinstance(act, Handle):
-            failure = None if error is None else Failure.of(error, act.delivery.payload)
-            span = watch.end_lean(self._span, failure, seconds)
-            if failure is None:
-                watch.ran_well(act, seconds, self.traceparent, span)
-            else:
-                self.traceparent = self._span.traceparent  # whoever reports it names its span
-                watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
-        else:
-            failure = None if error is None else Failure.of(error)
-            span = watch.end_lean(self._span, failure, seconds)
-            watch.tell(Published(act, seconds, failure, self.traceparent), span)
 
 
 _watches: Final[WeakSet[Watch]] = WeakSet()
