@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  first, see below
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from hashlib import sha256
 from typing import Any
@@ -33,6 +34,12 @@ _CHECKSUMS = "".join(migration.checksum for migration in discover())
 # Every test that asks for a migrated database gets the other layout by SPECTRAL_TEST_LAYOUT=partitioned.
 LAYOUT = os.environ.get("SPECTRAL_TEST_LAYOUT", "plain")
 TEMPLATE = f"spectral_template_{LAYOUT}_{sha256(_CHECKSUMS.encode()).hexdigest()[:16]}"
+
+
+def pytest_configure() -> None:
+    """A test run under `nohup` outlives its terminal, but what it starts hears of SIGHUP as it would anywhere."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # which, other than to ignore it, is not inherited
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

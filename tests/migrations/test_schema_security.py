@@ -67,6 +67,7 @@ RUNS_AS_OWNER = {
     "insight_lanes",
     "insight_oldest_delivered",
     "insight_relay",
+    "outbox_became",
     "outbox_begin",
     "outbox_begin_one",
     "outbox_begin_together",

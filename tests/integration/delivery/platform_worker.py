@@ -243,6 +243,17 @@ class Bench:
         """Whether no worker is connected any more."""
         return await self.backends() == []
 
+    async def take_away(self, event_id: UUID, *, for_good: bool = True) -> None:
+        """Take a row's claim back as a reaper would that thinks its worker dead."""
+        async with self.connection.transaction():
+            await self.execute(
+                "update core.outbox set status = 'pending', claim_token = null, claimed_by = null,"
+                " last_error = 'X: taken', next_attempt_at = clock_timestamp()"
+                " + case when %s then interval '1 day' else '0 s' end where id = %s",
+                for_good,
+                event_id,
+            )
+
     async def terminate(self, kind: str) -> None:
         """Cut workers' connections of a kind from the server's side."""
         for pid in await self.backends(kind):

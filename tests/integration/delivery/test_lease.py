@@ -25,17 +25,6 @@ from tests.integration.delivery.platform_worker import (
 SHORT_LEASE = shortened(lease=1, reap=0.2, grace=0.5)
 
 
-async def take_away(bench: Bench, event_id: UUID, *, for_good: bool = True) -> None:
-    """Take a row's claim back as a reaper would that thinks its worker dead."""
-    async with bench.connection.transaction():
-        await bench.execute(
-            "update core.outbox set status = 'pending', claim_token = null, claimed_by = null, last_error = 'X: taken',"
-            " next_attempt_at = clock_timestamp() + case when %s then interval '1 day' else '0 s' end where id = %s",
-            for_good,
-            event_id,
-        )
-
-
 async def lose_by(bench: Bench, worker: str, times: int = 1) -> None:
     """Have a worker claim everything and die, so often."""
     for _ in range(times):
@@ -116,7 +105,7 @@ async def test_a_lost_lease_cancels_the_plain_handler_and_nothing_is_recorded(be
     (event_id,) = await bench.publish(1)
     async with bench.running(platform, times=SHORT_LEASE) as worker:
         await soon(began.wait())
-        await take_away(bench, event_id)
+        await bench.take_away(event_id)
         await soon(cancelled.wait())
         await until(lambda: bench.notes.of(LeaseWasLost))
         await until(lambda: worker.health().held == 0)
@@ -140,7 +129,7 @@ async def test_a_plain_handler_that_ends_after_its_lease_was_lost_records_nothin
     (event_id,) = await bench.publish(1)
     async with bench.running(platform):
         await soon(began.wait())
-        await take_away(bench, event_id)
+        await bench.take_away(event_id)
         go_on.set()
         await until(lambda: bench.notes.of(LeaseWasLost))
     assert (await bench.keys(), await bench.status(event_id)) == ([], "pending")
@@ -158,7 +147,7 @@ async def test_a_row_that_waits_for_a_slot_is_not_run_when_its_lease_is_lost(ben
     (first, second) = await bench.publish(1, 2)
     async with bench.running(platform, times=SHORT_LEASE, concurrency=1):
         await until(lambda: bench.value("select bool_and(status = 'in_flight') from core.outbox"))
-        await take_away(bench, second)
+        await bench.take_away(second)
         # The first may have been under way when the claim was taken, the second may not have been answered yet: with
         # the third the loss is known.
         await renewals(bench, first, 3)
@@ -183,7 +172,7 @@ async def test_a_zombies_transaction_is_fenced(bench: Bench, platform: Consumer)
     async with bench.running(platform, lanes=1) as worker:
         await until(lambda: bench.value("select bool_and(status = 'in_flight') from core.outbox"))
         await until(lambda: runs[1])
-        await take_away(bench, second)
+        await bench.take_away(second)
         block.set()
         await until(lambda: bench.value("select status = 'delivered' from core.outbox where id = %s", first))
         await until(lambda: bench.notes.of(LeaseWasLost))
@@ -208,7 +197,7 @@ async def test_a_row_that_is_lost_and_claimed_again_by_the_same_worker_is_delive
     (event_id,) = await bench.publish(1)
     async with bench.running(platform) as worker:
         await soon(began.get())
-        await take_away(bench, event_id, for_good=False)
+        await bench.take_away(event_id, for_good=False)
         await bench.execute("notify outbox_gen_1")
         await soon(began.get())  # the same row again, under another lease, while the first run goes on
         ends[0].set()

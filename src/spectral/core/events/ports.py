@@ -188,6 +188,10 @@ class Settlements(Protocol):
         """
         ...
 
+    async def stood(self, doubted: Sequence[Conclusion]) -> dict[UUID, Conclusion]:
+        """Which of these, that were sent and not answered, the rows say were written; by row."""
+        ...
+
     async def close(self) -> None:
         """Close the connection."""
         ...
@@ -340,6 +344,10 @@ class Lane(Protocol):
             CommitRefusedError: the server refused the commit, or it is another transaction than the group's; nothing
                 of the group is kept.
         """
+        ...
+
+    async def stood(self, doubted: Sequence[Conclusion]) -> dict[UUID, Conclusion]:
+        """Which of these, that were sent and not answered, the rows say were written; by row."""
         ...
 
     async def abandon(self) -> None:

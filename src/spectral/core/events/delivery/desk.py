@@ -11,7 +11,8 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from spectral.core.events.delivery import runs
 from spectral.core.events.delivery.runs import Run
@@ -43,6 +44,13 @@ class LoggerFor(Protocol):
         ...
 
 
+class _Doubt(NamedTuple):
+    """A conclusion that was sent and not answered, and the runs that it is of: it stands, or it does not."""
+
+    conclusion: Conclusion
+    runs: tuple[Run, ...]
+
+
 class _Entry:
     """One row that is held. Most rows never differ from what stands in the class: only what does is their own."""
 
@@ -60,6 +68,7 @@ class _Entry:
     failed: tuple[tuple[Handler, BaseException], ...] = ()
     activity: Activity | None = None  # of the handler that ran last
     runs: tuple[Run, ...] = ()  # of which nobody has been told
+    doubts: tuple[_Doubt, ...] = ()  # until they are dispelled, nobody is told of its runs
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
         self.delivery = delivery
@@ -172,12 +181,16 @@ class Desk:
         entry = self._entries.get(id(delivery))
         if entry is None:
             return False
-        if entry.runs:  # it is run again
-            runs.take_back(entry.taken_runs())
-        entry.started = time.monotonic()
+        if not entry.doubts:
+            self._start(entry)
         entry.running = True
         entry.cancel = cancel
         return not entry.lost
+
+    def _start(self, entry: _Entry) -> None:
+        if entry.runs:  # it is run again
+            runs.take_back(entry.taken_runs())
+        entry.started = time.monotonic()
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
@@ -296,7 +309,7 @@ class Desk:
     ) -> None:
         """Have it written by the settler; what its handlers wrote in a transaction is not kept."""
         entry = self._entries.get(id(delivery))
-        if entry is not None and entry.runs:
+        if entry is not None and entry.runs and not entry.doubts:
             runs.fail(entry.taken_runs())
         self.to_settle.put(self.conclusion(delivery, outcome, ran, done))
 
@@ -304,19 +317,46 @@ class Desk:
         """Give these back as if they had never been claimed; nobody is to have them before the delay is over."""
         for delivery in deliveries:
             entry = self._entries.get(id(delivery))
-            if entry is not None:
+            if entry is not None and not entry.doubts:
                 runs.take_back(entry.taken_runs())
             self.conclude(delivery, Released(delay))
 
-    def settled_together(self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID]) -> None:
+    def doubt(self, conclusions: Iterable[Conclusion]) -> None:
+        """These were sent, and nobody knows whether they stand: the answer is lost."""
+        for conclusion in conclusions:
+            entry = self._entries.get(id(conclusion.delivery))
+            if entry is not None and all(each.conclusion is not conclusion for each in entry.doubts):
+                entry.doubts = (*entry.doubts, _Doubt(conclusion, entry.runs))
+
+    def doubted(self, deliveries: Iterable[Delivery]) -> list[Conclusion]:
+        """What was sent of these and not answered."""
+        entries = [self._entries.get(id(delivery)) for delivery in deliveries]
+        return [each.conclusion for entry in entries if entry is not None for each in entry.doubts]
+
+    def dispel(self, delivery: Delivery) -> None:
+        """The row is this worker's still, so nothing that was sent of it stands: it starts anew."""
+        entry = self._entries.get(id(delivery))
+        if entry is not None and entry.doubts:
+            entry.doubts = ()
+            self._start(entry)
+
+    def settled_together(
+        self,
+        conclusions: Sequence[Conclusion],
+        lost: AbstractSet[UUID],
+        stood: Mapping[UUID, Conclusion] = MappingProxyType({}),
+    ) -> None:
         """They are written, or their leases had been lost: either way the rows are no longer this worker's.
 
-        lost: the rows whose lease had been.
+        lost: the rows whose lease had been. stood: of those, what was written of them before, and not answered.
         """
         entries = self._forget([each.delivery for each in conclusions])
         now, well = time.monotonic(), list[Finished]()
         ran_well: list[Activity] = []
         for conclusion, entry in zip(conclusions, entries, strict=True):
+            if entry is not None and entry.doubts:
+                self._settled_in_doubt(conclusion, entry, now, lost, stood)
+                continue
             if lost and conclusion.delivery.lease.row_id in lost:
                 runs.take_back(() if entry is None else entry.runs)
                 self.probe.tell(LeaseWasLost(conclusion.delivery))
@@ -326,13 +366,38 @@ class Desk:
                 if entry is not None and entry.runs:
                     ran_well.extend([run.activity for run in entry.runs])
                 continue
-            runs.keep(() if entry is None else entry.runs)  # first, for then it has a name in its trace
-            self.probe.tell(_finished(conclusion, entry, now))
-            self._falls_due_again(conclusion.outcome)
+            self._tell(conclusion, entry, now)
         if ran_well:
             self._end_many(ran_well)
         if well:
             self._tell_many(well)
+
+    def _tell(self, conclusion: Conclusion, entry: _Entry | None, now: float) -> None:
+        runs.keep(() if entry is None else entry.runs)  # first, for then it has a name in its trace
+        self.probe.tell(_finished(conclusion, entry, now))
+        self._falls_due_again(conclusion.outcome)
+
+    def _settled_in_doubt(
+        self,
+        conclusion: Conclusion,
+        entry: _Entry,
+        now: float,
+        lost: AbstractSet[UUID],
+        stood: Mapping[UUID, Conclusion],
+    ) -> None:
+        """Something was sent of it before, and not answered: that stands, or this does, or neither."""
+        row_id = conclusion.delivery.lease.row_id
+        stands = stood.get(row_id) if row_id in lost else conclusion
+        of_it = [doubt.runs for doubt in entry.doubts if doubt.conclusion is stands]
+        if stands is None:
+            runs.take_back(entry.runs)
+            self.probe.tell(LeaseWasLost(conclusion.delivery))
+            return
+        if of_it:
+            (entry.runs,) = of_it  # as they were then: somebody may have been blamed since
+        else:
+            (runs.take_back if isinstance(stands.outcome, Released) else runs.fail)(entry.taken_runs())
+        self._tell(stands, entry, now)
 
     def _falls_due_again(self, outcome: Outcome) -> None:
         if isinstance(outcome, Retry) or (isinstance(outcome, Released) and outcome.delay):

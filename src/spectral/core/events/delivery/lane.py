@@ -40,13 +40,14 @@ from spectral.core.events.retry import sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from uuid import UUID
 
     from spectral.core.events.consumer import Handler
     from spectral.core.events.delivery.backlog import Backlog
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.lease import Delivery
-    from spectral.core.events.ports import Lane
+    from spectral.core.events.ports import Conclusion, Lane
     from spectral.core.events.routes import Limit
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
@@ -198,7 +199,7 @@ class LaneLoop:
                 continue
             gate = await self._gate(handler, delivery, before)
             if gate is Gate.FENCED:
-                self._desk.lost(delivery)
+                await self._fenced(delivery)
                 return
             if gate is Gate.BUSY:
                 group.conclusions.append(self._desk.conclusion(delivery, Released(), tuple(ran)))
@@ -222,11 +223,26 @@ class LaneLoop:
         if not handler.transactional or handler.is_exhausted(delivery):
             return Gate.RUN
         try:
-            return await self._lane.begin(delivery, handler.name)
+            gate = await self._lane.begin(delivery, handler.name)
         except AcceptRefusedError as refusal:
             if before is None:
                 raise
             raise VoidedError(before, refusal.__cause__ or refusal) from None
+        if gate in (Gate.RUN, Gate.HANDLED):  # it holds the row
+            self._desk.dispel(delivery)
+        return gate
+
+    async def _stood(self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID]) -> dict[UUID, Conclusion]:
+        gone = [each.delivery for each in conclusions if each.delivery.lease.row_id in lost]
+        return await self._lane.stood(self._desk.doubted(gone))
+
+    async def _fenced(self, delivery: Delivery) -> None:
+        """The row is no longer this worker's: perhaps by its own doing, whose answer was lost."""
+        stood = await self._lane.stood(self._desk.doubted([delivery]))
+        if stood:
+            self._desk.settled_together(list(stood.values()), stood.keys(), stood)
+        else:
+            self._desk.lost(delivery)
 
     async def _run(self, handler: Handler, delivery: Delivery, group: Group) -> BaseException | None:
         if handler.is_exhausted(delivery):
@@ -247,13 +263,18 @@ class LaneLoop:
         reached("commit.before")
         began = time.perf_counter()
         lost: set[UUID] = set()
-        if group.together:
-            await self._lane.commit_together(len(group.conclusions))
-        else:
-            lost = await self._lane.commit(group.conclusions)
+        try:
+            if group.together:
+                await self._lane.commit_together(len(group.conclusions))
+            else:
+                lost = await self._lane.commit(group.conclusions)
+            stood = await self._stood(group.conclusions, lost) if lost else {}
+        except (SubstrateLostError, asyncio.CancelledError):
+            self._desk.doubt(group.conclusions)
+            raise
         reached("commit.after")
         self._desk.probe.tell(SettlementWritten(len(group.conclusions), time.perf_counter() - began))
-        self._desk.settled_together(group.conclusions, lost)
+        self._desk.settled_together(group.conclusions, lost, stood)
 
     def _divide(self, group: Group, rows: deque[Delivery], refusal: CommitRefusedError) -> None:
         """A commit was refused: of one row, that is its failure; of several, each has to try alone.

@@ -59,8 +59,11 @@ class SettleLoop:
                 began = time.perf_counter()
                 lost = await self._settlements.settle(batch)
                 reached("settle.after")
+                gone = [each.delivery for each in batch if lost and each.delivery.lease.row_id in lost]
+                stood = await self._settlements.stood(self._desk.doubted(gone))
                 self._desk.probe.tell(SettlementWritten(len(batch), time.perf_counter() - began))
             except SubstrateLostError as loss:
+                self._desk.doubt(batch)
                 pause = self._backoff.next()
                 self._desk.probe.tell(SubstrateLost("settle", describe(loss), pause))
                 await asyncio.sleep(pause.total_seconds())
@@ -73,7 +76,7 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
-                self._desk.settled_together(batch, lost)
+                self._desk.settled_together(batch, lost, stood)
                 return
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:

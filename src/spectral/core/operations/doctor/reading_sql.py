@@ -59,7 +59,7 @@ with needed (role, kind, object) as (
         ('spectral_worker', 'execute', 'outbox_claim_these'), ('spectral_worker', 'execute', 'outbox_claim_late'),
         ('spectral_worker', 'execute', 'outbox_set_aside'), ('spectral_worker', 'execute', 'outbox_claim_aside'),
         ('spectral_worker', 'execute', 'worker_quarantine_key'), ('spectral_worker', 'execute', 'outbox_label'),
-        ('spectral_operator', 'execute', 'outbox_label'),
+        ('spectral_operator', 'execute', 'outbox_label'), ('spectral_worker', 'execute', 'outbox_became'),
         ('spectral_operator', 'execute', 'relay_switch'), ('spectral_operator', 'execute', 'insight_relay'),
         ('spectral_operator', 'execute', 'outbox_partitions'), ('spectral_operator', 'execute', 'partition_create'),
         ('spectral_retention', 'execute', 'partition_create'), ('spectral_retention', 'execute', 'partition_drop'),

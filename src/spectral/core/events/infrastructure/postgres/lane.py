@@ -18,6 +18,7 @@ from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError, TransactionMisusedError
 from spectral.core.events.infrastructure.postgres.conclusions import Together, Writing, begin_one
+from spectral.core.events.infrastructure.postgres.doubt import stood
 from spectral.core.events.infrastructure.postgres.errands import KNOWS_DRIVER, PostgresErrands, Prepared
 from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, explain, is_contention, passes
@@ -63,6 +64,7 @@ class PostgresLane:
             settings={"spectral.guarded": "on"},
             for_handlers=True,
         )
+        self._worker = settings.name
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._transaction: PostgresTransaction | None = None
         self._group = b""  # the savepoint at the beginning of the group that is open: whose transaction has it is ours
@@ -221,6 +223,10 @@ class PostgresLane:
         self._group = b""
         self._accepted = False
         return writing.lost(answers[len(own) :])
+
+    async def stood(self, doubted: Sequence[Conclusion]) -> dict[UUID, Conclusion]:
+        """See `Lane`."""
+        return await stood(self._session, doubted, self._worker)
 
     async def abandon(self) -> None:
         """See `Lane`."""

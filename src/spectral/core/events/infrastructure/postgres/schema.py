@@ -33,6 +33,7 @@ FUNCTIONS: Final = (
     "outbox_fail_unhandled",
     "outbox_fan_out",
     "outbox_label",
+    "outbox_became",
     "outbox_next_due",
     "outbox_reap",
     "outbox_release",

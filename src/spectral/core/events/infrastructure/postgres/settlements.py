@@ -9,6 +9,7 @@ import psycopg
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.infrastructure.postgres.conclusions import Writing
+from spectral.core.events.infrastructure.postgres.doubt import stood
 from spectral.core.events.infrastructure.postgres.session import Session, passes
 from spectral.core.events.ports import SettleRefusedError
 
@@ -24,6 +25,7 @@ class PostgresSettlements:
     """Implements `Settlements`."""
 
     def __init__(self, dsn: str, settings: WorkerSettings) -> None:
+        self._worker = settings.name
         self._session = Session(
             dsn, f"spectral settle {settings.name}", settings.times.answer, settings={"lock_timeout": "2s"}
         )
@@ -39,6 +41,10 @@ class PostgresSettlements:
             if passes(error):
                 raise SubstrateLostError(describe(error)) from None
             raise SettleRefusedError from error
+
+    async def stood(self, doubted: Sequence[Conclusion]) -> dict[UUID, Conclusion]:
+        """See `Settlements`."""
+        return await stood(self._session, doubted, self._worker)
 
     async def close(self) -> None:
         """See `Settlements`."""
