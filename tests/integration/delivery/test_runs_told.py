@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import psycopg
 import pytest
 
 from spectral.core.events import Consumer, TerminalHandlerError, Transaction
+from spectral.core.events.outcome import Released
 from spectral.core.events.probe import Finished, HandlerRan
 from tests.integration.delivery.platform_worker import COMPLETED, NEVER_AGAIN, STARTED, Bench, Scan, until, write_effect
 from tests.integration.delivery.trusted import ALL_ENDED, WARM, trusting
@@ -101,3 +103,35 @@ async def test_of_several_handlers_of_a_row_the_one_that_failed_is_told_as_faile
     ran = {note.act.handler_name: note.failure and note.failure.kind for note in bench.notes.of(HandlerRan)}
     assert ran == {"platform.project": None, "platform.refuse": "TerminalHandlerError"}
     assert await bench.effects() == [("project", 1)]
+
+
+async def test_a_failure_that_is_not_charged_because_the_row_was_given_back_is_told_once(
+    bench: Bench, platform: Consumer
+) -> None:
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def note(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "note", scan.number)
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def refuse(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "refuse", scan.number)
+        raise TerminalHandlerError("no")
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def wait(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "wait", scan.number)
+
+    (event_id,) = await bench.publish(1)
+    async with await psycopg.AsyncConnection.connect(bench.dsn) as somebody:
+        await somebody.execute(
+            "insert into core.event_handled (handler_name, idempotency_key, event_id)"
+            " values ('platform.wait', %s::text, %s)",
+            [event_id, event_id],
+        )
+        async with bench.running(platform, lanes=1):
+            await until(lambda: Released() in [note.outcome for note in bench.notes.of(Finished)])
+            await somebody.rollback()
+            await until(lambda: bench.value(ALL_ENDED))
+    assert await bench.status(event_id) == "failed"
+    ran = [(note.act.handler_name, note.failure and note.failure.kind) for note in bench.notes.of(HandlerRan)]
+    assert ran == [("platform.note", None), ("platform.refuse", "TerminalHandlerError"), ("platform.wait", None)]

@@ -373,7 +373,8 @@ class Desk:
             self._tell_many(well)
 
     def _tell(self, conclusion: Conclusion, entry: _Entry | None, now: float) -> None:
-        runs.keep(() if entry is None else entry.runs)  # first, for then it has a name in its trace
+        if entry is not None and entry.runs:  # first, for then it has a name in its trace
+            (runs.give_back if isinstance(conclusion.outcome, Released) else runs.keep)(entry.runs)
         self.probe.tell(_finished(conclusion, entry, now))
         self._falls_due_again(conclusion.outcome)
 

@@ -28,6 +28,15 @@ def keep(runs: Iterable[Run]) -> None:
         run.activity.end(run.error)
 
 
+def give_back(runs: Iterable[Run]) -> None:
+    """It is, but nobody is charged for it: those that failed will be run again."""
+    for run in runs:
+        if run.error is None:
+            run.activity.end()
+        else:
+            undo(run.activity, run.error)
+
+
 def take_back(runs: Iterable[Run]) -> None:
     """It is not, and nobody is charged for it: they will be run again, those too that failed beside others."""
     for run in runs:
