@@ -12,15 +12,17 @@ import time
 from collections import Counter
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.delivery import runs
+from spectral.core.events.delivery.entry import Doubt, Entry
 from spectral.core.events.delivery.runs import Run
+from spectral.core.events.delivery.telling import Telling
 from spectral.core.events.delivery.tray import Tray
 from spectral.core.events.delivery.trust import Sharing, Trust
-from spectral.core.events.outcome import Handled, Released, Retry
+from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Conflicted, Finished, Handle, KeptApart, LeaseWasLost
+from spectral.core.events.probe import Conflicted, Handle, KeptApart, LeaseWasLost
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
@@ -42,43 +44,6 @@ class LoggerFor(Protocol):
     def __call__(self, delivery: Delivery, handler_name: str, traceparent: str | None) -> Logger:
         """A logger with the event's fields on every line."""
         ...
-
-
-class _Doubt(NamedTuple):
-    """A conclusion that was sent and not answered, and the runs that it is of: it stands, or it does not."""
-
-    conclusion: Conclusion
-    runs: tuple[Run, ...]
-
-
-class _Entry:
-    """One row that is held. Most rows never differ from what stands in the class: only what does is their own."""
-
-    started: float | None = None
-    running = False
-    cancel: Callable[[Delivery], object] | None = None
-    alone = False
-    lost = False
-    disconnections = 0
-    conflicts = 0
-    conflicting_since = 0.0
-    refusals = 0
-    renewed = False
-    done: tuple[str, ...] = ()
-    failed: tuple[tuple[Handler, BaseException], ...] = ()
-    activity: Activity | None = None  # of the handler that ran last
-    runs: tuple[Run, ...] = ()  # of which nobody has been told
-    doubts: tuple[_Doubt, ...] = ()  # until they are dispelled, nobody is told of its runs
-
-    def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
-        self.delivery = delivery
-        self.line = line
-        self.since = since
-
-    def taken_runs(self) -> tuple[Run, ...]:
-        """Its runs, of which somebody will be told now."""
-        taken, self.runs = self.runs, ()
-        return taken
 
 
 _MAX_GIVEN_UP: Final = 1_000
@@ -104,9 +69,7 @@ class Desk:
         self.settings = settings
         self.routes = routes
         self.probe = probe
-        self._tell_many: Callable[[Sequence[Finished]], None] = getattr(probe, "tell_many", self._tell_each)
-        self._end_many: Callable[[Sequence[Activity]], None] = getattr(probe, "end_many", runs.end_each)
-        self._begin_many: Callable[[Sequence[Handle]], list[Activity]] = getattr(probe, "begin_many", self._begin_each)
+        self._telling = Telling(probe)
         self.random = random
         self.to_settle = Tray()
         self.trust = Trust()
@@ -123,7 +86,7 @@ class Desk:
         self._logger_for = logger_for
         # By the delivery itself, not by row: a worker may be given a row again while it still works on a claim it has
         # lost. By identity: it is asked for many times, and to hash two ids costs more than all else here.
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         self._lock = threading.Lock()
 
     # what is held
@@ -133,7 +96,7 @@ class Desk:
         now = time.monotonic()
         with self._lock:
             for delivery in deliveries:
-                self._entries[id(delivery)] = _Entry(delivery, line, now)
+                self._entries[id(delivery)] = Entry(delivery, line, now)
         if deliveries:
             self._held += len(deliveries)
             self._held_of[id(line)] += len(deliveries)
@@ -187,7 +150,7 @@ class Desk:
         entry.cancel = cancel
         return not entry.lost
 
-    def _start(self, entry: _Entry) -> None:
+    def _start(self, entry: Entry) -> None:
         if entry.runs:  # it is run again
             runs.take_back(entry.taken_runs())
         entry.started = time.monotonic()
@@ -326,7 +289,7 @@ class Desk:
         for conclusion in conclusions:
             entry = self._entries.get(id(conclusion.delivery))
             if entry is not None and all(each.conclusion is not conclusion for each in entry.doubts):
-                entry.doubts = (*entry.doubts, _Doubt(conclusion, entry.runs))
+                entry.doubts = (*entry.doubts, Doubt(conclusion, entry.runs))
 
     def doubted(self, deliveries: Iterable[Delivery]) -> list[Conclusion]:
         """What was sent of these and not answered."""
@@ -351,63 +314,12 @@ class Desk:
         lost: the rows whose lease had been. stood: of those, what was written of them before, and not answered.
         """
         entries = self._forget([each.delivery for each in conclusions])
-        now, well = time.monotonic(), list[Finished]()
-        ran_well: list[Activity] = []
-        for conclusion, entry in zip(conclusions, entries, strict=True):
-            if entry is not None and entry.doubts:
-                self._settled_in_doubt(conclusion, entry, now, lost, stood)
-                continue
-            if lost and conclusion.delivery.lease.row_id in lost:
-                runs.take_back(() if entry is None else entry.runs)
-                self.probe.tell(LeaseWasLost(conclusion.delivery))
-                continue
-            if type(conclusion.outcome) is Handled:
-                well.append(_finished(conclusion, entry, now))
-                if entry is not None and entry.runs:
-                    ran_well.extend([run.activity for run in entry.runs])
-                continue
-            self._tell(conclusion, entry, now)
-        if ran_well:
-            self._end_many(ran_well)
-        if well:
-            self._tell_many(well)
-
-    def _tell(self, conclusion: Conclusion, entry: _Entry | None, now: float) -> None:
-        if entry is not None and entry.runs:  # first, for then it has a name in its trace
-            (runs.give_back if isinstance(conclusion.outcome, Released) else runs.keep)(entry.runs)
-        self.probe.tell(_finished(conclusion, entry, now))
-        self._falls_due_again(conclusion.outcome)
-
-    def _settled_in_doubt(
-        self,
-        conclusion: Conclusion,
-        entry: _Entry,
-        now: float,
-        lost: AbstractSet[UUID],
-        stood: Mapping[UUID, Conclusion],
-    ) -> None:
-        """Something was sent of it before, and not answered: that stands, or this does, or neither."""
-        row_id = conclusion.delivery.lease.row_id
-        stands = stood.get(row_id) if row_id in lost else conclusion
-        of_it = [doubt.runs for doubt in entry.doubts if doubt.conclusion is stands]
-        if stands is None:
-            runs.take_back(entry.runs)
-            self.probe.tell(LeaseWasLost(conclusion.delivery))
-            return
-        if of_it:
-            (entry.runs,) = of_it  # as they were then: somebody may have been blamed since
-        else:
-            (runs.take_back if isinstance(stands.outcome, Released) else runs.fail)(entry.taken_runs())
-        self._tell(stands, entry, now)
+        for conclusion in self._telling.settled(conclusions, entries, lost, stood):
+            self._falls_due_again(conclusion.outcome)
 
     def _falls_due_again(self, outcome: Outcome) -> None:
         if isinstance(outcome, Retry) or (isinstance(outcome, Released) and outcome.delay):
             self.on_due_again(outcome.delay)
-
-    def _tell_each(self, notes: Sequence[Finished]) -> None:
-        """For probes that know of no heaps."""
-        for note in notes:
-            self.probe.tell(note)
 
     def lost(self, delivery: Delivery) -> None:
         """The gate said that the row is no longer this worker's."""
@@ -420,7 +332,7 @@ class Desk:
             if entry is not None:
                 runs.take_back(entry.taken_runs())
 
-    def _forget(self, deliveries: Sequence[Delivery]) -> list[_Entry | None]:
+    def _forget(self, deliveries: Sequence[Delivery]) -> list[Entry | None]:
         """Hold them no longer; answers what was known of each."""
         with self._lock:
             entries = [self._entries.pop(id(delivery), None) for delivery in deliveries]
@@ -452,11 +364,7 @@ class Desk:
         """The same of handlers that begin together, in a transaction."""
         # As `Handle(...)`, without the call in between.
         acts: list[Handle] = [tuple.__new__(Handle, (delivery, handler.name)) for delivery, handler in handled]  # pyright: ignore[reportUnknownMemberType]
-        return self._begin_many(acts)
-
-    def _begin_each(self, acts: Sequence[Handle]) -> list[Activity]:
-        """For probes that know of no heaps."""
-        return [self.probe.begin(act) for act in acts]
+        return self._telling.begin_many(acts)
 
     def left(self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None) -> None:
         """A handler has ended in a transaction; what is told of it waits until it is known whether that is kept."""
@@ -491,18 +399,7 @@ class Desk:
         )
 
 
-def _finished(conclusion: Conclusion, entry: _Entry | None, now: float) -> Finished:
-    delivery, outcome, _, ran = conclusion
-    seconds, since_due, traceparent = 0.0, 0.0, None
-    if entry is not None:
-        seconds = 0.0 if entry.started is None else now - entry.started
-        since_due = delivery.waited + now - entry.since
-        traceparent = None if entry.activity is None else entry.activity.traceparent
-    # As `Finished(...)`, without the call in between.
-    return tuple.__new__(Finished, (delivery, outcome, ran, seconds, since_due, traceparent))  # pyright: ignore[reportUnknownMemberType]
-
-
-def _by_line(entries: Iterable[_Entry | None]) -> Iterator[tuple[Line, list[_Entry]]]:
+def _by_line(entries: Iterable[Entry | None]) -> Iterator[tuple[Line, list[Entry]]]:
     """Those that are known, with the others of their line: mostly it is one line, for those that run are alike."""
     known = [entry for entry in entries if entry is not None]
     while known:

@@ -1,0 +1,52 @@
+"""An entry of the desk: one row that a worker holds, and what it has to remember of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spectral.core.events.consumer import Handler
+    from spectral.core.events.delivery.runs import Run
+    from spectral.core.events.lease import Delivery
+    from spectral.core.events.ports import Conclusion
+    from spectral.core.events.probe import Activity
+    from spectral.core.events.routes import Line
+
+
+class Doubt(NamedTuple):
+    """A conclusion that was sent and not answered, and the runs that it is of: it stands, or it does not."""
+
+    conclusion: Conclusion
+    runs: tuple[Run, ...]
+
+
+class Entry:
+    """One row that is held. Most rows never differ from what stands in the class: only what does is their own."""
+
+    started: float | None = None
+    running = False
+    cancel: Callable[[Delivery], object] | None = None
+    alone = False
+    lost = False
+    disconnections = 0
+    conflicts = 0
+    conflicting_since = 0.0
+    refusals = 0
+    renewed = False
+    done: tuple[str, ...] = ()
+    failed: tuple[tuple[Handler, BaseException], ...] = ()
+    activity: Activity | None = None  # of the handler that ran last
+    runs: tuple[Run, ...] = ()  # of which nobody has been told
+    doubts: tuple[Doubt, ...] = ()  # until they are dispelled, nobody is told of its runs
+
+    def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
+        self.delivery = delivery
+        self.line = line
+        self.since = since
+
+    def taken_runs(self) -> tuple[Run, ...]:
+        """Its runs, of which somebody will be told now."""
+        taken, self.runs = self.runs, ()
+        return taken
