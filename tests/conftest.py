@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from spectral.core.embedded import FAST_AND_UNSAFE, PostgresServer, ServerOptions, database_of, postgres_from
@@ -49,6 +50,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.database)
     if LAYOUT == "partitioned":
         items[:] = [item for item in items if not is_plain_only(item.nodeid)]
+
+
+@pytest.fixture(autouse=True)
+def no_log_is_left_configured() -> Iterator[None]:
+    """Else the lines of a later test, of its publishers and in its own time, come into whatever that one reads."""
+    yield
+    is_left = structlog.is_configured()
+    structlog.reset_defaults()
+    assert not is_left, "it leaves structlog configured"
 
 
 @pytest.fixture(scope="session")

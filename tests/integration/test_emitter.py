@@ -25,6 +25,7 @@ from tests.integration.delivery.platform_worker import until
 from tests.integration.test_doctor_pooler import pooled
 from tests.integration.test_insights import failed, in_flight, publish, sign_in
 from tests.migrations.schema import role
+from tests.unit.log_notes import unconfigured_structlog
 
 Connection = psycopg.Connection[Any]
 Log = list[Any]
@@ -50,7 +51,7 @@ def wire(login: str) -> Iterator[Wire]:
 
 @pytest.fixture
 def log() -> Iterator[Log]:
-    with capture_logs() as lines:
+    with unconfigured_structlog(), capture_logs() as lines:  # which leaves structlog configured, with its own defaults
         yield lines
 
 
