@@ -107,6 +107,25 @@ def test_what_the_application_of_the_page_publishes_is_delivered_inside_it(
             time.sleep(0.05)  # that a row is settled nobody is notified of
 
 
+def test_the_application_of_the_page_serves_its_worker_s_numbers(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECTRAL_DATABASE_URL", database)
+    monkeypatch.setenv("SPECTRAL_GENERATION", "1")
+    monkeypatch.setenv("SPECTRAL_CONTEXTS", "orders,billing")
+    page = blocks(ROOT / "docs" / "how-to" / "observe.md")
+    (application,) = [code for language, code in page if language == "python" and "FastAPI(" in code]
+    names: dict[str, Any] = {"__name__": "documentation"}
+    exec(compile(application, "observe.md", "exec"), names)  # noqa: S102  the pages are ours
+    with TestClient(names["app"]) as client:
+        deadline = time.monotonic() + 40
+        while "spectral_emitter_up 1.0" not in (served := client.get("/metrics")).text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # it first looks within three seconds
+    assert 'spectral_worker_state{state="idle"} 1.0' in served.text
+    assert served.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
 def _run_sql(dsn: str, code: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(code.encode())

@@ -21,7 +21,7 @@ from spectral.core.events.infrastructure.observability.outlet import CAPACITY, f
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.outcome import Handled
 from spectral_workers.logs import LEVELS, PatientWriter, configure_logs, json_logger, missed_lines
-from spectral_workers.process import troubles
+from spectral_workers.measured import troubles
 from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, row_ref, unconfigured_structlog
 
 CANONICAL = ["timestamp", "level", "event", "service", "environment", "generation", "trace_id"]

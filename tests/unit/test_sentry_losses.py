@@ -18,7 +18,7 @@ from spectral.core.events.infrastructure.observability.health_samples import tro
 from spectral.core.events.infrastructure.observability.sentry import lost_reports
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.metrics import PROBE_DROPPED, PROBE_FAILED
-from spectral_workers.process import troubles
+from spectral_workers.measured import troubles
 from tests.unit.sentry_stage import client_of, finished, sentry_everywhere, tool
 
 PATIENCE = 10.0

@@ -22,16 +22,19 @@ import typer.main
 
 from spectral.core.events import ConfigurationError
 from spectral.core.events.delivery.health import Health, State
+from spectral.core.events.infrastructure.observability import standard
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger, say_later
 from spectral.core.events.infrastructure.observability.outlet import flush_all
+from spectral.core.events.infrastructure.observability.standard import publishers_watch
 from spectral.core.events.infrastructure.observability.watch import Watch
-from spectral.core.events.probe import Note, Stopped
+from spectral.core.events.probe import Note, Publish, Published, Stopped
 from spectral.core.events.settings import Identity
 from spectral_ops.cli.app import app as command_line
 from spectral_ops.cli.worker import _arguments
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
 from spectral_workers.logs import configure_logs
+from spectral_workers.measured import troubles
 from spectral_workers.process import _flush, spare_the_collector
 from spectral_workers.stopping import signals_to_hear
 
@@ -227,6 +230,40 @@ def test_whatever_watches_and_hangs_does_not_keep_the_process() -> None:
     assert told == [Stopped()]
     released.set()
     watch.flush(60)
+
+
+def test_what_handlers_have_published_is_told_before_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Note] = []
+
+    class Told:
+        def cares_for(self, kind: type[Note]) -> bool:
+            return kind is Published
+
+        def tell(self, note: Note, _at: float | None = None) -> None:
+            told.append(note)
+
+    identity = Identity(generation=1)
+    monkeypatch.setattr(standard, "_of_publishers", {identity: Watch({"told": Told()})})
+    publishers_watch(identity).tell(Published(Publish((), 1), 0.1, None, None))
+    _flush(Watch({}))
+    assert len(told) == 1
+
+
+def test_the_troubles_of_a_process_are_those_of_its_publishers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def cares_for(self, _kind: type[Note]) -> bool:
+            return True
+
+        def tell(self, _note: Note, _at: float | None = None) -> None:
+            raise OSError("no room")
+
+    identity = Identity(generation=1)
+    monkeypatch.setattr(standard, "_of_publishers", {identity: Watch({"broken": Broken()})})
+    watch = Watch({"broken": Broken()})
+    for each in (watch, publishers_watch(identity)):
+        each.tell(Stopped())
+        each.flush(60)
+    assert troubles(watch)["broken"] == (0, 2)
 
 
 # health answers

@@ -23,18 +23,16 @@ from typing import TYPE_CHECKING, Any, Final
 from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
-from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
 from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
-from spectral.core.events.infrastructure.observability.sentry import lost_reports
-from spectral.core.events.infrastructure.observability.standard import standard_watch
+from spectral.core.events.infrastructure.observability.standard import publishes_counted, standard_watch
 from spectral.core.events.settings import SERVICE_VARIABLES, Identity
-from spectral_workers import losses
 from spectral_workers.emitter import Emitter
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.locate import locate_consumers
-from spectral_workers.logs import SERVICE, configure_logs, missed_lines
+from spectral_workers.logs import SERVICE, configure_logs
+from spectral_workers.measured import samples_of, scrape, watches_beside
 from spectral_workers.stopping import StopSignals, leave
 from spectral_workers.telemetry import configure_telemetry
 
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
     from spectral.core.events.consumer import Consumer
     from spectral.core.events.delivery.claim import Until
-    from spectral.core.events.delivery.listener import Listener
     from spectral.core.events.infrastructure.observability.watch import Watch
     from spectral.core.events.metrics import Sample
     from spectral.core.events.settings import DatabaseSettings, WorkerSettings
@@ -173,11 +170,13 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         *consumers, settings=order.settings, database=order.database, environ=environ, probe=watched.watch
     )
     with ExitStack() as open_while_working:
+        if watched.recorder is not None:
+            open_while_working.enter_context(publishes_counted("metrics", watched.recorder))
         pushes = otel_metrics.has_provider()
         read: Callable[[], list[Sample]] = list
         if watched.recorder is not None or pushes:
             emitter = open_while_working.enter_context(Emitter(order.database, order.settings.name))
-            read = partial(_read, watched.watch, listener, emitter)
+            read = partial(samples_of, listener, watched.watch, emitter)
         if pushes:
             otel_metrics.observe(read)
         if order.health is not None:
@@ -197,36 +196,11 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
     return 0
 
 
-def _read(watch: Watch, listener: Listener, emitter: Emitter) -> list[Sample]:
-    """How the worker is now, what its tools missed, and what the emitter has measured."""
-    watch.catch_up()
-    return [*health_samples(listener.health()), *trouble_samples(troubles(watch)), *emitter.samples()]
-
-
-def troubles(watch: Watch) -> dict[str, tuple[int, int]]:
-    """What the tools missed; also what they were told in time and could not write or send."""
-    known = watch.troubles()
-    missed = {
-        "logs": missed_lines(),
-        "sentry": lost_reports(),
-        "traces": losses.SPANS.counted(),
-        "otel_metrics": losses.METRICS.counted(),
-    }
-    for tool, (dropped, failed) in missed.items():
-        before = known.get(tool, (0, 0))
-        known[tool] = before[0] + dropped, before[1] + failed
-    return known
-
-
-def scrape(recorder: Recorder, read: Callable[[], list[Sample]]) -> bytes:
-    """What was counted and what is read, for Prometheus."""
-    samples = read()  # first: what has not been counted yet is counted then
-    return prometheus.exposition([*recorder.samples(), *samples], recorder.distributions())
-
-
 def _flush(watch: Watch) -> None:
-    """Have what was told last written or sent, unless whatever is behind it hangs."""
-    watch.flush(_LAST_WORDS)
+    """Have what was told last written or sent, unless whatever is behind it hangs; what handlers published, too."""
+    deadline = time.monotonic() + _LAST_WORDS
+    for each in watches_beside(watch):
+        each.flush(max(0.0, deadline - time.monotonic()))
 
 
 def _is_written() -> bool:

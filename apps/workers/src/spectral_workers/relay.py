@@ -27,7 +27,8 @@ from spectral.core.events.infrastructure.observability.standard import standard_
 from spectral.core.events.settings import Identity
 from spectral_workers.health import Address, health_endpoint
 from spectral_workers.logs import configure_logs
-from spectral_workers.process import run_to_the_end, scrape, troubles
+from spectral_workers.measured import scrape, troubles
+from spectral_workers.process import run_to_the_end
 from spectral_workers.stopping import StopSignals
 from spectral_workers.telemetry import configure_telemetry
 

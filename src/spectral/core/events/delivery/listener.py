@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.delivery.shift import Connections
+    from spectral.core.events.probe import Probe
 
 _FIRST_PAUSE: Final = timedelta(milliseconds=250)
 _LAST_WORDS: Final = 1.0
@@ -125,6 +126,11 @@ class Listener:
             with suppress(TimeoutError):
                 async with asyncio.timeout(2 * _LAST_WORDS):
                     await asyncio.to_thread(flush, _LAST_WORDS)
+
+    @property
+    def probe(self) -> Probe:
+        """Who is told what it does."""
+        return self._desk.probe
 
     def health(self) -> Health:
         """How it is; may be called from any thread."""

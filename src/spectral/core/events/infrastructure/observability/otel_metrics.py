@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -199,18 +200,35 @@ def has_provider() -> bool:
     return _is_real(otel.get_meter_provider())
 
 
-def observe(samples: Callable[[], Sequence[Sample]]) -> None:
+def observe(samples: Callable[[], Sequence[Sample]]) -> Callable[[], None]:
     """Give what is read, not told, to the meter provider, whenever it collects: gauges, and what the tools missed.
 
-    Call it once in a process. It may be called before there is a provider.
+    It may be called before there is a provider. The answer ends it.
     """
-    meter = otel.get_meter_provider().get_meter(SCOPE)
-    read = _ReadAtOnce(samples)
-    for metric in METRICS:
-        if metric in _READ:
-            gauge = metric.kind is Kind.GAUGE
-            create = meter.create_observable_gauge if gauge else meter.create_observable_counter
-            create(metric.name, [read.of(metric)], metric.unit, metric.help)
+    _sources.append(samples)
+    provider = otel.get_meter_provider()
+    if provider not in _observed:
+        _observed.add(provider)
+        meter, read = provider.get_meter(SCOPE), _ReadAtOnce(_read_as_set if _is_real(provider) else _read_as_proxied)
+        for metric in METRICS:
+            if metric in _READ:
+                gauge = metric.kind is Kind.GAUGE
+                create = meter.create_observable_gauge if gauge else meter.create_observable_counter
+                create(metric.name, [read.of(metric)], metric.unit, metric.help)
+    return partial(_sources.remove, samples)
+
+
+_sources: Final[list[Callable[[], Sequence[Sample]]]] = []
+_observed: Final[WeakSet[MeterProvider]] = WeakSet()
+
+
+def _read_as_set() -> list[Sample]:
+    return [sample for samples in list(_sources) for sample in samples()]
+
+
+def _read_as_proxied() -> list[Sample]:
+    """By the instruments of the proxy that stands in for a provider that comes later, unless that has its own."""
+    return [] if any(map(_is_real, list(_observed))) else _read_as_set()
 
 
 class _ReadAtOnce:

@@ -6,7 +6,8 @@ configuration of its own is heard through it, and one that has none pays next to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from spectral.core.events.infrastructure.observability.logs import LogTool
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics
@@ -17,19 +18,41 @@ from spectral.core.events.infrastructure.observability.traces import OpenTelemet
 from spectral.core.events.infrastructure.observability.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from spectral.core.events.infrastructure.observability.tools import Counting, Tool
     from spectral.core.events.settings import Identity
 
 
-_of_publishers: dict[Identity, Watch] = {}
+_of_publishers: Final[dict[Identity, Watch]] = {}
+_counting: Final[dict[str, Counting]] = {}
 
 
 def publishers_watch(identity: Identity) -> Watch:
     """The watch of all publishers of the process that speak as this: it has threads, and is never given back."""
     known = _of_publishers.get(identity)
-    return known if known is not None else _of_publishers.setdefault(identity, standard_watch(identity))
+    if known is None:
+        known = _of_publishers.setdefault(identity, standard_watch(identity, quick=_counting))
+    return known
+
+
+def watches_of_publishers() -> list[Watch]:
+    """Those that there are in this process."""
+    return list(_of_publishers.values())
+
+
+@contextmanager
+def publishes_counted(name: str, counting: Counting) -> Generator[None]:
+    """While the block runs, whatever this process publishes is counted by this too."""
+    _counting[name] = counting
+    for watch in watches_of_publishers():
+        watch.count_with(name, counting)
+    try:
+        yield
+    finally:
+        del _counting[name]
+        for watch in watches_of_publishers():
+            watch.count_without(name)
 
 
 def standard_watch(

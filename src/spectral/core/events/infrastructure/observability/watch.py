@@ -382,6 +382,16 @@ class Watch:
         if self._long_starts >= _LONG_IN_A_ROW:
             self._trace_again_at = time.monotonic() + _REST
 
+    def count_with(self, name: str, counting: Counting) -> None:
+        """From now on this is told too."""
+        self._quick = {**self._quick, name: counting}  # anew, for another thread may go through it
+        self._ask_again_at = 0.0
+
+    def count_without(self, name: str) -> None:
+        """From now on it is not, if it was."""
+        self._quick = {known: counting for known, counting in self._quick.items() if known != name}
+        self._ask_again_at = 0.0
+
     def troubles(self) -> dict[str, tuple[int, int]]:
         """By tool: how many notes were dropped, and how many failed."""
         counted = {
