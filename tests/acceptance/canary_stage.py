@@ -18,9 +18,20 @@ PASSWORD: Final = f"{BIRD}-in-the-dsn"
 PUBLISHER: Final = """
 import math, os, sys
 import psycopg
+import structlog
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from spectral.core.events import EventEnvelope
 from spectral.core.events.bootstrap import publisher_for, publishing
 
+structlog.configure(
+    processors=[structlog.processors.JSONRenderer()], logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+)
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+trace.set_tracer_provider(provider)
 shared = publishing()
 payload = {"name": "BIRD of the payload", "number": NUMBER, "notes": ["BIRD", {"deep": "a BIRD sings"}]}
 
@@ -33,12 +44,14 @@ with psycopg.connect(os.environ["SPECTRAL_DATABASE_URL"], autocommit=True) as co
         with connection.transaction():
             publisher.publish(event(kind))
     twice = event("handled")
-    for refused in (event("handled", wrong=math.nan), twice, twice):
+    for refused in (event("handled", wrong=math.nan), twice, twice, event("refused")):
         try:
             with connection.transaction():
                 publisher.publish(refused)
         except Exception as error:
             print(type(error).__name__, file=sys.stderr)
+assert shared.flush(30)
+assert provider.force_flush()
 """
 
 APP: Final = """
@@ -135,6 +148,10 @@ create table people (name text primary key);
 create table pets (name text references people deferrable initially deferred);
 create function complain(what text) returns void language plpgsql as
 $$ begin raise exception 'no such thing as %', what using detail = what, hint = what; end $$;
+create function refuse() returns trigger language plpgsql as
+$$ begin raise exception 'cannot take %', new.payload using detail = new.payload; end $$;
+create trigger refuses before insert on core.outbox
+for each row when (new.event_type = 'worlds.scan.refused') execute function refuse();
 """
 
 FAILING: Final = (

@@ -28,6 +28,8 @@ from tests.acceptance.canary_stage import (
 from tests.acceptance.cli_desk import Desk
 from tests.acceptance.worker_process import WorkerProcess, eventually
 
+QUOTED_BY_A_TRIGGER = "RaiseException: cannot take "
+
 LOGGED = """
 import sys
 
@@ -83,13 +85,13 @@ def assert_quiet(where: str, text: str) -> None:
     assert str(NUMBER) not in text, f"the number in {where}"
 
 
-def publish(dsn: str, *kinds: str) -> str:
-    """Publish one of each kind from a process of its own; answers what it wrote."""
+def publish(dsn: str, sink: Sink, *kinds: str) -> str:
+    """Publish one of each kind, and some that are refused, from a process of its own; answers what it wrote."""
     script = PUBLISHER.replace("BIRD", BIRD).replace("NUMBER", str(NUMBER))
     ran = subprocess.run(
         [sys.executable, "-", *kinds],
         input=script,  # as an argument it would be in the list of processes
-        env={"PATH": "/usr/bin:/bin", "SPECTRAL_GENERATION": "1", "SPECTRAL_DATABASE_URL": dsn},
+        env={"PATH": "/usr/bin:/bin", "SPECTRAL_GENERATION": "1", **variables(dsn, sink)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -143,9 +145,11 @@ def errors(connection: psycopg.Connection[Any]) -> dict[str, str]:
 
 def test_the_bird_is_heard_nowhere(dsn: str, connection: psycopg.Connection[Any], tmp_path: Path, sink: Sink) -> None:
     (tmp_path / "app.py").write_text(APP + LOGGED)
-    said = publish(dsn, *FAILING, "logged")
-    assert "PayloadNotJsonError" in said
-    assert "DuplicateEventError" in said
+    said = publish(dsn, sink, *FAILING, "logged")
+    assert said.count('"event": "publish refused"') == 3
+    for error in ("PayloadNotJsonError: payload.wrong is nan", "DuplicateEventError: event ", QUOTED_BY_A_TRIGGER):
+        assert f'"error": "{error}' in said
+        assert error.encode() in sink.received["/v1/traces"], "its span is sent"
     assert_quiet("what the publisher says", said)
     with WorkerProcess(tmp_path, "app:platform", "--health-port", "0", **variables(dsn, sink)) as worker:
         port: int = worker.wait_for("health is served")["port"]
@@ -230,7 +234,7 @@ def assert_what_operators_need_is_there(found: dict[str, str]) -> None:
 
 def test_the_bird_is_not_heard_when_the_worker_crashes(dsn: str, tmp_path: Path, sink: Sink) -> None:
     (tmp_path / "app.py").write_text(APP + CRASH)
-    publish(dsn)
+    publish(dsn, sink)
     with WorkerProcess(tmp_path, "app:platform", **variables(dsn, sink)) as worker:
         assert worker.end() == 1
     assert worker.logged("crashed")

@@ -19,6 +19,8 @@ from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
+from spectral.core.events.payload import is_field
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -31,10 +33,8 @@ MAX_TEXT: Final = 2_048
 _MAX_MARKS: Final = 2_500
 _LONGEST_CUT: Final = 64
 """So much before the end of a text that was cut a value may have begun, of which the rest is missing: not shown."""
-_FIELD_DIGITS: Final = 4
 _MAX_QUOTED_LENGTH: Final = 256
 
-_FIELD: Final = re.compile(r"[A-Za-z_$@][A-Za-z0-9_$.:-]{0,63}")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.~-]*")
 _BETWEEN: Final = re.compile(r"[\W_]+")
 _TAIL: Final = re.compile(r"[^\W_]{1,3}[\W_]+")
@@ -90,7 +90,7 @@ def _quotable(payload: str) -> _Quotable:
     leaves: list[object] = []
     fields: set[str] = set()
     for leaf, is_key in _leaves(document):
-        if is_key and _is_field(str(leaf)):
+        if is_key and is_field(str(leaf)):
             fields.add(str(leaf))
         else:
             leaves.append(leaf)
@@ -120,11 +120,6 @@ def _leaves(document: object) -> Iterator[tuple[object, bool]]:
             waiting.extend(cast("list[object]", value))
         else:
             yield value, False
-
-
-def _is_field(key: str) -> bool:
-    """Whether a key is the name of a field, as far as one can tell: addresses, numbers and ids serve as keys too."""
-    return _FIELD.fullmatch(key) is not None and sum(each.isdigit() for each in key) < _FIELD_DIGITS
 
 
 def _forms(leaf: object) -> Iterable[str]:

@@ -28,6 +28,8 @@ _MAX_FLOAT_EXPANSION: Final = 64
 """Postgres prints `1e308`, five characters, as 309."""
 
 _SHOWN_STEPS: Final = 8
+_FIELD: Final = re.compile(r"[A-Za-z_$@][A-Za-z0-9_$.:-]{0,63}")
+_FIELD_DIGITS: Final = 4
 _LONGEST_OF_A_FLOAT: Final = 308  # digits
 _LONG_NUMBER: Final = re.compile(rf"\d{{{_LONGEST_OF_A_FLOAT + 1}}}")
 
@@ -88,6 +90,11 @@ def decode_payload(text: str) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise UndecodablePayloadError(f"the payload is a JSON {type(payload).__name__}, not an object")
     return cast("dict[str, Any]", payload)
+
+
+def is_field(key: str) -> bool:
+    """Whether a key is the name of a field, as far as one can tell: addresses, numbers and ids serve as keys too."""
+    return _FIELD.fullmatch(key) is not None and sum(each.isdigit() for each in key) < _FIELD_DIGITS
 
 
 def has_long_number(text: str) -> bool:
@@ -167,9 +174,16 @@ def _check_items(value: _Container, depth: int) -> int:
         try:
             expansion += _check(item, depth + 1)
         except _Refusal as refusal:
-            refusal.steps.append(f".{key[:40]}" if isinstance(key, str) else f"[{key}]")
+            refusal.steps.append(_step(key))
             raise
     return expansion
+
+
+def _step(key: object) -> str:
+    """One step of the way, without what may be a value."""
+    if not isinstance(key, str):
+        return f"[{key}]"
+    return f".{key[:40]}" if is_field(key) else ".*"
 
 
 def _refuse_key(key: object) -> None:

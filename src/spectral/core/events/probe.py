@@ -7,11 +7,14 @@ frozen dataclass takes twice as long to make.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
+from spectral.core.events.conceal import MAX_PAYLOAD
 from spectral.core.events.describe import describe
+from spectral.core.events.failure import ConfigurationError, PublishError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,9 +80,35 @@ class Failure(NamedTuple):
         """What may be kept of an error, which may quote this payload."""
         return cls(type(error).__name__, describe(error, payload=payload), is_charged)
 
+    @classmethod
+    def of_act(cls, act: Act, error: BaseException, *, is_charged: bool = True) -> Failure:
+        """What may be kept of an error that an act ended in, which may quote what its events carry."""
+        payload = act.delivery.payload if isinstance(act, Handle) else _payloads_beside(act, error)
+        return cls.of(error, payload, is_charged=is_charged)
+
 
 UNDONE: Final = Failure("undone", "what it did is not known to be kept", is_charged=False)
 """In place of a failure, where a span ends: a handler ended in a transaction that is not known to be committed."""
+
+
+def _payloads_beside(act: Publish, error: BaseException) -> str | None:
+    """What a publish carries, as JSON; none where the words of its error are our own, which quote nothing of it.
+
+    More than can be looked through, if that is so or cannot be known: then the error's message is withheld.
+    """
+    # Not those that somebody has derived from them.
+    if isinstance(error, PublishError | ConfigurationError) and type(error).__module__ == PublishError.__module__:
+        return None
+    found: list[str] = []
+    length = 0
+    try:
+        for each in act.envelopes:
+            if length <= MAX_PAYLOAD and not isinstance(each, EventRef):
+                found.append(json.dumps(each.payload, ensure_ascii=False))
+                length += len(found[-1])
+    except Exception:  # noqa: BLE001  it is the caller's, and may be anything by now
+        return " " * (MAX_PAYLOAD + 1)
+    return f"[{', '.join(found)}]"
 
 
 # notes, of what has happened
@@ -508,11 +537,7 @@ class TimedActivity:
 
     def end(self, error: BaseException | None = None) -> None:
         """See `Activity`."""
-        if error is None:
-            self.ended(None)
-            return
-        payload = self._act.delivery.payload if isinstance(self._act, Handle) else None
-        self.ended(Failure.of(error, payload))
+        self.ended(None if error is None else Failure.of_act(self._act, error))
 
     def ended(self, failure: Failure | None) -> None:
         """Tell of it."""

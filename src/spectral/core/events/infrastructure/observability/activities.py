@@ -43,9 +43,7 @@ UNWATCHED: Final = Unwatched()
 
 
 def _undone(act: Act, error: BaseException | None) -> Failure:
-    if error is None:
-        return UNDONE
-    return Failure.of(error, act.delivery.payload if isinstance(act, Handle) else None, is_charged=False)
+    return UNDONE if error is None else Failure.of_act(act, error, is_charged=False)
 
 
 class TracedActivity(TimedActivity):
@@ -110,7 +108,7 @@ class HandlerActivity:
         if error is None:
             self._watch.ran_well(self._act, seconds, self.traceparent, None)
             return
-        failure = Failure.of(error, self._act.delivery.payload)
+        failure = Failure.of_act(self._act, error)
         self._watch.tell(HandlerRan(self._act, seconds, failure, self.traceparent))
 
 
@@ -165,15 +163,13 @@ class LeanActivity:
         if self._seconds is None:
             self.leave()
         watch, act, seconds = self._watch, self._act, self._seconds or 0.0
+        failure = None if error is None else Failure.of_act(act, error)
+        span = watch.end_lean(self._span, failure, seconds)
         if isinstance(act, Handle):
-            failure = None if error is None else Failure.of(error, act.delivery.payload)
-            span = watch.end_lean(self._span, failure, seconds)
             if failure is None:
                 watch.ran_well(act, seconds, self.traceparent, span)
             else:
                 self.traceparent = self._span.traceparent  # whoever reports it names its span
                 watch.tell(HandlerRan(act, seconds, failure, self.traceparent), span)
         else:
-            failure = None if error is None else Failure.of(error)
-            span = watch.end_lean(self._span, failure, seconds)
             watch.tell(Published(act, seconds, failure, self.traceparent), span)
