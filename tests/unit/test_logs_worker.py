@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -104,6 +105,99 @@ def test_whatever_gives_orders_is_escaped_on_a_terminal(monkeypatch: pytest.Monk
         assert order not in shown
     assert shown.count("a\\nb\\x1b[2J\\x9b\\x7f\\x00\\u2028\\u2029\\r") >= 3
     assert "\n    ValueError: a b" in shown
+
+
+class Actor:
+    """Gives orders whoever asks how it looks, as an object of a handler's may."""
+
+    def __repr__(self) -> str:
+        return f"R{ORDERS}"
+
+    def __str__(self) -> str:
+        return f"S{ORDERS}"
+
+
+class Word(Actor, str):
+    """The same with a text of its own."""
+
+    __slots__ = ()
+
+
+class Number(Actor, float):
+    """The same with a number."""
+
+    __slots__ = ()
+
+
+SAID = {
+    "an object": Actor(),
+    "a list": [Actor()],
+    "an object's key": {Actor(): 1},
+    "an exception": ValueError(Actor()),
+    "a text": Word(f"W {ORDERS}"),
+    "a number": Number(3),
+}
+
+
+@pytest.mark.parametrize("name", ["event", "field", "timestamp", "level", "logger", "stack", "exception", "positional"])
+@pytest.mark.parametrize("said", SAID.values(), ids=SAID)
+def test_whatever_gives_orders_by_the_way_it_looks_is_escaped_too(
+    monkeypatch: pytest.MonkeyPatch, said: object, name: str
+) -> None:
+    stream = configured(monkeypatch, Terminal())
+    log = structlog.get_logger()
+    if name == "event":
+        log.info(said)
+    elif name == "positional":
+        log.info("said %s", said)
+    else:
+        log.info("said", **{name: said})
+    first, *others = plain(written(stream)).splitlines()
+    assert "service=shop" in first
+    assert all(line.startswith("    ") for line in others)
+    assert "".join([first, *others]).isprintable()
+
+
+def plain(shown: str) -> str:
+    """Without the colours, which are the renderer's own."""
+    return re.sub(r"\x1b\[\d*m", "", shown)
+
+
+def test_what_is_no_text_is_shown_as_it_looks_without_quotation_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    structlog.get_logger().info("said", listed=["it's"], number=1.5, yes=True, nothing=None, text="two words")
+    assert (
+        plain(written(stream)).rstrip().endswith("listed=[\"it's\"] number=1.5 yes=True nothing=None text='two words'")
+    )
+
+
+def test_lines_of_a_field_of_the_handler_s_own_pass_for_none_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    structlog.get_logger().info("said", stack="first\nforged", exception="second\nforged")
+    first, *others = plain(written(stream)).splitlines()
+    assert first.endswith("trace_id=None")
+    assert [line for line in others if line.strip("=")] == ["    first", "    forged", "    second", "    forged"]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_turns_the_direction_of_a_text_is_escaped(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> None:
+    stream = configured(monkeypatch, Terminal() if terminal else io.StringIO())
+    turns = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+    structlog.get_logger().info("".join(map(chr, turns)), text=[chr(turn) for turn in turns])
+    shown = written(stream)
+    assert not {chr(turn) for turn in turns} & set(shown)
+    for turn in turns:
+        assert shown.count(f"\\u{turn:x}") == 2
+
+
+@pytest.mark.parametrize(("value", "has_colors"), [("1", False), ("", True), (None, True)])
+def test_readable_lines_have_no_colours_for_whoever_wants_none(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, *, has_colors: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    configure_logs(WHO, {} if value is None else {"NO_COLOR": value})
+    structlog.get_logger().info("said")
+    assert ("\x1b[" in written(stream)) == has_colors
 
 
 def test_what_json_cannot_say_is_said_as_well_as_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

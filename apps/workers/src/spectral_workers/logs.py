@@ -33,8 +33,11 @@ SERVICE: Final = "spectral-worker"
 LEVEL_VARIABLE: Final = "SPECTRAL_LOG_LEVEL"
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-# What could move a terminal's cursor or forge a line of its own: C0, DEL, C1 and Unicode's own ends of lines.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# What could move a terminal's cursor, forge a line of its own, or show it in another order than it is written in: C0,
+# DEL, C1, Unicode's own ends of lines and its orders of direction.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_PLAIN: Final = frozenset({bool, int, float})
+_IN_LINES: Final = ("exception", "stack")
 # Escapes all of the above, and whatever else is not printable ASCII. Made once: json.dumps would make one for a line.
 # A circle ends in a RecursionError as well; to look out for it takes time on every line.
 _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
@@ -44,8 +47,11 @@ _writers: Final[WeakSet[LineWriter]] = WeakSet()
 def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[str, int], None] | None:
     """One JSON object per line on stderr, or readable lines if that is a terminal; a no-op if somebody came first.
 
-    From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. Answers what
-    takes JSON lines that are finished, if such lines are what is written and information is wanted, and no more.
+    From the environment: `SPECTRAL_LOG_LEVEL`, one of debug, info, warning and error; info unless told. `NO_COLOR`, if
+    there is anything in it: readable lines have none.
+
+    Answers what takes JSON lines that are finished, if such lines are what is written and information is wanted, and no
+    more.
 
     Raises:
         ConfigurationError: there is no such level.
@@ -53,7 +59,8 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
     level = level_from(environ)
     if structlog.is_configured():
         return None
-    rendering = readable(identity) if sys.stderr.isatty() else [Stamp(identity), render]
+    colors = not environ.get("NO_COLOR")
+    rendering = readable(identity, colors=colors) if sys.stderr.isatty() else [Stamp(identity), render]
     lines = PatientWriter(sys.stderr)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *rendering],
@@ -211,18 +218,37 @@ def missed_lines() -> tuple[int, int]:
     return SAID.dropped + sum(each.dropped for each in patient), SAID.failed + sum(each.failed for each in patient)
 
 
-def readable(identity: Identity) -> list[Processor]:
+def readable(identity: Identity, *, colors: bool = True) -> list[Processor]:
     """The processors for a terminal."""
-    return [Stamp(identity), printable, structlog.dev.ConsoleRenderer(sort_keys=False)]
+    return [Stamp(identity), printable, structlog.dev.ConsoleRenderer(sort_keys=False, colors=colors)]
 
 
 def printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Escape control characters, as JSON would: a terminal obeys them."""
-    shown = {_escaped(name): _escaped(value) if isinstance(value, str) else value for name, value in event.items()}
-    if isinstance(event.get("exception"), str):
-        # Its lines are lines; indented, none of them can pass for one of the log's own.
-        shown["exception"] = "\n".join(f"    {_escaped(line)}" for line in event["exception"].split("\n"))
+    shown = {_escaped(name): _shown(value) for name, value in event.items()}
+    for name in _IN_LINES:
+        told = event.get(name)
+        if told is not None:
+            # Its lines are lines; indented, none of them can pass for one of the log's own.
+            text = told if isinstance(told, str) else _repr(told)
+            shown[name] = "\n".join(f"    {_escaped(line)}" for line in text.split("\n"))
     return shown
+
+
+class _Shown(str):
+    """A value as it is to be shown; the renderer would put quotation marks around a text."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str.__str__(self)
+
+
+def _shown(value: object) -> object:
+    """What the renderer cannot make anything else of: of other types it would ask themselves how they look."""
+    if value is None or type(value) in _PLAIN:
+        return value
+    return _escaped(value) if isinstance(value, str) else _Shown(_escaped(_repr(value)))
 
 
 def _repr(value: object) -> str:
@@ -233,7 +259,8 @@ def _repr(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    # A plain text: a type derived from it may look otherwise.
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], str.__str__(text))
 
 
 def _after_fork() -> None:
