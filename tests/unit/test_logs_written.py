@@ -157,10 +157,54 @@ def test_a_handler_s_exception_says_where_it_came_from_and_nothing_of_the_payloa
     (record,) = caplog.records
     shown = logging.Formatter().format(record)
     assert re.search(
-        r", in log_a_failure\nFile .*, in fail\nValueError: no \[payload\], postgresql://ada:\*+@db/app$", shown
+        r", in log_a_failure\n    File .*, in fail\n    ValueError: no \[payload\], postgresql://ada:\*+@db/app$", shown
     )
     assert CANARY not in shown + str(vars(record))
     assert (record.module, record.funcName) == ("test_logs_written", "log_a_failure")
+
+
+@pytest.mark.usefixtures("unconfigured")
+def test_lines_of_a_field_of_the_handler_s_own_pass_for_no_record(caplog: pytest.LogCaptureFixture) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    log.error("said", exception="x\n\x1b[2Jforged\r\u2028 line")
+    (record,) = caplog.records
+    first, *others = logging.Formatter("%(message)s").format(record).split("\n")
+    assert first.startswith("said generation=3 ")
+    assert others == ["    x", "    \\u001b[2Jforged\\r\\u2028 line"]
+
+
+class Thing:
+    def __str__(self) -> str:
+        return "S\x1b[2J\nforged"
+
+    __repr__ = __str__
+
+
+class Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+@pytest.mark.usefixtures("unconfigured")
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        (Thing(), r"S\u001b[2J\nforged"),
+        (Unspeakable(), "<Unspeakable>"),
+        (ValueError("100 %"), "100 %"),
+        ({"a": 1}, "{'a': 1}"),
+        (None, "None"),
+    ],
+    ids=["orders", "unspeakable", "exception", "document", "nothing"],
+)
+def test_what_is_no_text_is_said_all_the_same(caplog: pytest.LogCaptureFixture, event: object, shown: str) -> None:
+    log: Any = handler_logger(delivery(), "worlds.index")
+    log.error(event, thing=event, listed=[event])
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{shown} generation=3 ")
+    assert record.getMessage().isprintable()
 
 
 @pytest.mark.parametrize("bound", [False, True])

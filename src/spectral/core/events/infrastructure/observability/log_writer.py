@@ -51,7 +51,6 @@ _WRITES: Final = frozenset({*_NAMES.values(), "msg", "log", "warn", "exception",
 _FROM_HANDLER: Final = 4
 """So many calls lie between a handler's line of code, which a record names, and logging."""
 _PLAIN: Final = re.compile(r"[\w.:/@+,-]+", re.ASCII)
-_ENCODER: Final = json.JSONEncoder(default=repr)
 
 
 _second: tuple[int, str] = (0, "")
@@ -165,7 +164,8 @@ class EventLogger:
                 return
             logger = standard_logger(self._name)
             if logger.isEnabledFor(level):
-                said = event % args if args else event
+                said = _text(event)
+                said = said % args if args else said
                 record = _record(logger, level, said, without_exception({**self._all(), **fields}, self._payload))
                 write_soon(logger.handle, record) if self._is_patient else logger.handle(record)
 
@@ -240,12 +240,15 @@ def _record(logger: logging.Logger, level: int, event: str, fields: Mapping[str,
     # The message is a constant, for tools that group by it; only the fields are filled in.
     template = _escaped(event).replace("%", "%%") + " %s"
     told = fields.get(EXCEPTION)
-    is_told = isinstance(told, str)  # not a field of the handler's own with something else in it
-    words = in_words({name: value for name, value in fields.items() if not (is_told and name == EXCEPTION)})
+    if not isinstance(told, str):  # but a field of the handler's own with something else in it
+        told = None
+    words = in_words({name: value for name, value in fields.items() if told is None or name != EXCEPTION})
     record = logger.makeRecord(
         logger.name, level, path, line, template, (words,), None, function, extra={LIBRARY: dict(fields)}
     )
-    record.exc_text = told if is_told else None  # formatters write it in lines of its own, as they do with a traceback
+    if told is not None:
+        # Formatters write it in lines of its own, as they do with a traceback; indented, none passes for a record.
+        record.exc_text = "\n".join(f"    {_escaped(line)}" for line in told.split("\n"))
     return record
 
 
@@ -261,7 +264,25 @@ def _value(value: object) -> str:
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
-        return _escaped(repr(value))
+        return _escaped(_look(value))
+
+
+def _text(event: object) -> str:
+    """What is said, even if it is no text, as whoever configures structlog may say too."""
+    try:
+        return event if isinstance(event, str) else str(event)
+    except Exception:  # noqa: BLE001  a line with a gap is better than none
+        return f"<{type(event).__name__}>"
+
+
+def _look(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  as above
+        return f"<{type(value).__name__}>"
+
+
+_ENCODER: Final = json.JSONEncoder(default=_look)
 
 
 def _escaped(text: str) -> str:
