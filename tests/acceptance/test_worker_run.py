@@ -126,6 +126,44 @@ def test_whoever_configures_structlog_keeps_it(database: str, tmp_path: Path) ->
     assert worker.lines == []
 
 
+def test_in_a_project_s_own_structlog_every_line_says_who_speaks_too(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        """
+        import sys
+        import structlog
+        structlog.configure(
+            processors=[structlog.processors.add_log_level, structlog.processors.JSONRenderer()],
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+        @platform.on("worlds.scan.failed")
+        async def talks(event: EventEnvelope, context: DeliveryContext) -> None:
+            context.logger.info("said")
+        """,
+    )
+    publish(database, "worlds.scan.failed")
+    variables = {
+        "SPECTRAL_ENVIRONMENT": "test",
+        "OTEL_TRACES_EXPORTER": "nonsense",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
+        "OTEL_METRICS_EXPORTER": "none",
+        "SENTRY_DSN": "nonsense",
+    }
+    arguments = ("app:platform", "--health-port", "0")
+    with WorkerProcess(tmp_path, *arguments, SPECTRAL_DATABASE_URL=database, **variables) as worker:
+        worker.wait_for("handled")
+        worker.wait_for("this worker measures the database")
+        worker.stop()
+        assert worker.end() == 0
+    of_the_process = {"telemetry is off", "error reports are off", "health is served", "told to stop"}
+    assert of_the_process | {"said", "started", "stopped"} <= {line["event"] for line in worker.lines}
+    assert len(worker.lines) == len(worker.text.splitlines())
+    for line in worker.lines:
+        assert (line["service"], line["environment"], line["generation"]) == ("spectral-worker", "test", 1), line
+        assert {"level", "trace_id"} <= line.keys(), line
+
+
 @pytest.mark.parametrize(
     ("app", "said", "advice"),
     [

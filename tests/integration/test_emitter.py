@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from spectral.core.events import DatabaseSettings, metrics
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.metrics import Metric, Sample
 from spectral.core.operations.verdict import Limits
 from spectral_workers.emitter import Emitter
@@ -25,7 +26,7 @@ from tests.integration.delivery.platform_worker import until
 from tests.integration.test_doctor_pooler import pooled
 from tests.integration.test_insights import failed, in_flight, publish, sign_in
 from tests.migrations.schema import role
-from tests.unit.log_notes import unconfigured_structlog
+from tests.unit.log_notes import WHO, unconfigured_structlog
 
 Connection = psycopg.Connection[Any]
 Log = list[Any]
@@ -33,6 +34,7 @@ Log = list[Any]
 OFTEN = timedelta(seconds=0.1)
 SELDOM = timedelta(seconds=5)  # it first asks within half a second, and then not for four
 NAME = "spectral emitter"
+LOG = process_logger("spectral.worker", WHO).bind(worker="worker-1")
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def log() -> Iterator[Log]:
 
 
 def emitter(dsn: str, every: timedelta = OFTEN, **options: Any) -> Emitter:  # noqa: ANN401  passed on
-    return Emitter(DatabaseSettings(dsn=dsn), "worker-1", every, **options)
+    return Emitter(DatabaseSettings(dsn=dsn), LOG, every, **options)
 
 
 async def taken(emitter: Emitter, after: float = 0.0) -> list[Sample]:
@@ -162,7 +164,7 @@ async def test_behind_a_transaction_pooler_it_stands_down_and_leaves_nothing_beh
     async with pooled(login, in_turn=True) as way:
         before = await sources(way, 3)
         settings = DatabaseSettings(dsn=way, direct_dsn=way if is_said_to_be_direct else "")
-        with Emitter(settings, "worker-1", OFTEN) as one:
+        with Emitter(settings, LOG, OFTEN) as one:
             await until(lambda: log and "spectral-emitter" not in [thread.name for thread in threading.enumerate()])
             assert one.samples() == []
         (line,) = log
@@ -240,7 +242,7 @@ async def test_who_keeps_dead_rows_from_vacuum_is_named_once_in_the_log_and_in_n
     assert "nightly report" not in str(samples)
     (line,) = [line for line in log if line["event"] == "a transaction keeps dead rows from vacuum"]
     assert f"Backend {pid}, 'nightly report'" in line["holder"]
-    assert (line["log_level"], line["worker"]) == ("warning", "worker-1")
+    assert (line["log_level"], line["worker"], line["service"]) == ("warning", "worker-1", WHO.service)
     assert line["seconds"] >= 0
 
 

@@ -114,6 +114,21 @@ async def test_the_program_s_meter_provider_is_given_the_gauges_as_long_as_the_b
         assert "spectral.ear.connected" not in collected(reader)
 
 
+async def test_what_is_logged_of_the_measuring_names_the_worker_and_who_speaks(
+    environ: Mapping[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "spectral")
+    delivering = worker(counting()[0], environ=environ)
+    who = {"SPECTRAL_SERVICE": "shop", "SPECTRAL_ENVIRONMENT": "test"}
+    with measured(delivering, environ={**environ, **who}, every=OFTEN):
+        async with delivering:
+            await until(lambda: "this worker measures the database" in caplog.text)
+    fields = next(vars(each)["spectral"] for each in caplog.records if "measures the database" in each.getMessage())
+    said = {name: fields[name] for name in ("service", "environment", "generation", "trace_id", "worker")}
+    name = delivering.health().worker
+    assert said == {"service": "shop", "environment": "test", "generation": 1, "trace_id": None, "worker": name}
+
+
 async def test_publishes_are_counted_no_more_when_the_block_is_over(database: str, environ: Mapping[str, str]) -> None:
     with measured(worker(counting()[0]), environ=environ) as metrics:
         await publish(database, 1)

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from spectral.core.events import DatabaseSettings, metrics
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.metrics import Metric, Sample
 from spectral.core.operations.doctor import examine
@@ -22,11 +23,13 @@ from spectral_workers.emitter import Emitter
 from tests.acceptance.test_cli_status import spectral
 from tests.acceptance.worker_process import PATIENCE, eventually
 from tests.integration.test_insights import AGO, failed, in_flight, publish, sign_in
+from tests.unit.log_notes import WHO
 
 Connection = psycopg.Connection[Any]
 OFTEN: Final = timedelta(seconds=0.1)
 PLATFORM: Final = ("platform", "1")
 BROADCASTS: Final = ("*", "1")
+LOG: Final = process_logger("spectral.worker", WHO).bind(worker="worker-1")
 CLOSE: Final = 1.0
 """Seconds by which two looks may differ over when something began."""
 
@@ -115,7 +118,7 @@ def contents(database: str, connection: Connection) -> Iterator[None]:
 @pytest.fixture
 def measured(database: str, contents: None) -> list[Sample]:  # noqa: ARG001  it has to be there before
     """The emitter's gauges, as a scrape would read them."""
-    with Emitter(DatabaseSettings(dsn=database), "worker-1", OFTEN) as emitter:
+    with Emitter(DatabaseSettings(dsn=database), LOG, OFTEN) as emitter:
         eventually(emitter.samples, "the emitter's first look")
         samples = emitter.samples()
     # Its lines are written by a thread, to wherever a log is configured; not into what a command prints next.

@@ -9,14 +9,17 @@ from typing import Any, Self
 import pytest
 
 from spectral.core.events import DatabaseSettings, WorkerSettings
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral_workers import process
 from spectral_workers.emitter import EVERY, Emitter
 from spectral_workers.process import Order, _Watched, _work
+from tests.unit.log_notes import WHO
 
 DATABASE = DatabaseSettings(dsn="postgresql://127.0.0.1:1/none")
 LOOKS = 50
+LOG = process_logger("spectral.worker", WHO).bind(worker="worker-1")
 
 
 class EnoughError(Exception):
@@ -52,8 +55,8 @@ def assert_half_minutes(asked: list[float]) -> None:
 
 async def test_it_looks_every_thirty_seconds_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert timedelta(seconds=30) == EVERY
-    assert_half_minutes(await pauses(Emitter(DATABASE, "worker-1"), monkeypatch))
-    told = await pauses(Emitter(DATABASE, "worker-1", timedelta(seconds=10)), monkeypatch)
+    assert_half_minutes(await pauses(Emitter(DATABASE, LOG), monkeypatch))
+    told = await pauses(Emitter(DATABASE, LOG, timedelta(seconds=10)), monkeypatch)
     assert all(9 <= seconds <= 11 for seconds in told[1:])
 
 
@@ -83,6 +86,6 @@ async def test_a_worker_does_not_tell_it_otherwise(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(process, "Emitter", Unstarted)
     monkeypatch.setattr(process, "worker", lambda *_consumers, **_options: idle)
     order = Order(apps=(), settings=WorkerSettings(generation=1, name="worker-1"), database=DATABASE, environ={})
-    assert await _work(_Watched(order, "shop", Watch({}), Recorder()), (), idle) == 0
+    assert await _work(_Watched(order, WHO, Watch({}), Recorder()), (), idle) == 0
     (emitter,) = made
     assert_half_minutes(await pauses(emitter, monkeypatch))

@@ -54,6 +54,9 @@ class Done:
         assert done.returncode == 0, done.stderr
         self.text = done.stderr
         self.said: list[dict[str, Any]] = [json.loads(line) for line in done.stderr.splitlines()]
+        for line in self.said:
+            who = {name: line.pop(name) for name in ("service", "environment", "generation", "trace_id")}
+            assert who == {"service": "shop", "environment": "tests", "generation": 3, "trace_id": None}
         self.found: dict[str, Any] = json.loads(done.stdout or "{}")
 
 

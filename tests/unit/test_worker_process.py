@@ -23,7 +23,7 @@ import typer.main
 from spectral.core.events import ConfigurationError
 from spectral.core.events.delivery.health import Health, State
 from spectral.core.events.infrastructure.observability import standard
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger, say_later
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger, process_logger, say_later
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.standard import publishers_watch
 from spectral.core.events.infrastructure.observability.watch import Watch
@@ -134,7 +134,7 @@ def test_without_a_configured_log_the_process_keeps_stdout_for_its_data(
 ) -> None:
     caplog.set_level("INFO", "spectral")
     EventLogger("spectral.worker", dict).bind(worker="w").info("said aside", n=1)
-    say_later("spectral.worker", "error", "left by force", reason="none")
+    say_later(process_logger("spectral.worker", WHO), "error", "left by force", reason="none")
     assert flush_all(10)
     assert [record.getMessage().split(" ")[:2] for record in caplog.records] == [["said", "aside"], ["left", "by"]]
     assert capsys.readouterr().out == ""
@@ -323,9 +323,10 @@ def test_an_address_that_is_not_ours_says_what_to_choose() -> None:
 def test_a_stop_that_nobody_can_obey_ends_with_the_patience() -> None:
     script = """
 import logging, signal, sys, time
+from spectral.core.events.settings import Identity
 from spectral_workers.stopping import StopSignals
 logging.basicConfig(stream=sys.stdout)
-signals = StopSignals(0.2)
+signals = StopSignals(0.2, Identity(generation=1))
 signals.tell(lambda: print("told", file=sys.stderr))
 signal.raise_signal(signal.SIGTERM)
 time.sleep(3600)
@@ -338,8 +339,9 @@ time.sleep(3600)
 def test_an_event_loop_that_takes_the_place_of_the_signals_does_not_hide_them() -> None:
     script = """
 import asyncio, os, signal, sys
+from spectral.core.events.settings import Identity
 from spectral_workers.stopping import StopSignals
-signals = StopSignals(3600)
+signals = StopSignals(3600, Identity(generation=1))
 async def main():
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
@@ -364,7 +366,7 @@ os.dup2(writer, 2)
 os.close(reader)
 os.close(writer)
 configure_logs(Identity(generation=1), {})
-signals = StopSignals(0.2)
+signals = StopSignals(0.2, Identity(generation=1))
 signals.tell(lambda: os.write(1, b"told "))
 for _ in "12":
     signal.raise_signal(signal.SIGTERM)
@@ -378,6 +380,7 @@ def test_every_signal_is_heard_though_a_project_s_own_log_takes_no_line() -> Non
     script = """
 import fcntl, os, signal, sys, time
 import structlog
+from spectral.core.events.settings import Identity
 from spectral_workers import stopping
 reader, writer = os.pipe()
 os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)))
@@ -388,7 +391,7 @@ stopping._INSISTED = 3600  # only the third signal ends it
 def stop():
     os.write(1, b"told ")
     os.kill(os.getpid(), signal.SIGTERM)
-stopping.StopSignals(3600).tell(stop)
+stopping.StopSignals(3600, Identity(generation=1)).tell(stop)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(3600)
 """

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Final, Literal, Self
 from spectral.core.database import connect
 from spectral.core.events import metrics
 from spectral.core.events.describe import describe
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger
 from spectral.core.events.metrics import Sample
 from spectral.core.events.settings import DIRECT_VARIABLE
 from spectral.core.operations import growth
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from spectral.core.database import Database
+    from spectral.core.events.infrastructure.observability.log_writer import EventLogger
     from spectral.core.events.settings import DatabaseSettings
     from spectral.core.operations.insights_values import Snapshot
 
@@ -74,18 +74,18 @@ _LET_GO: Final = b"select pg_advisory_unlock(core.emitter_lock_key()) where pg_b
 class Emitter:
     """Stands for election while the block runs, and measures while it is elected. It raises nothing.
 
-    database: its direct address is used; behind a transaction pooler the lock would be somebody else's. worker: whose
-    name stands in the log. every: how often to measure, and to ask whether somebody has to.
+    database: its direct address is used; behind a transaction pooler the lock would be somebody else's. log: the
+    worker's. every: how often to measure, and to ask whether somebody has to.
     """
 
     def __init__(
-        self, database: DatabaseSettings, worker: str, every: timedelta = EVERY, *, limits: Limits | None = None
+        self, database: DatabaseSettings, log: EventLogger, every: timedelta = EVERY, *, limits: Limits | None = None
     ) -> None:
         self._dsn = database.direct_dsn or database.dsn
         self._is_said_to_be_direct = bool(database.direct_dsn)
         self._every = every.total_seconds()
         self._limits = limits or Limits()
-        self._worker = worker
+        self._log = log
         self._is_pooled = False
         self._shown: tuple[float, list[Sample]] | None = None
         self._told: str | None = None
@@ -209,7 +209,7 @@ class Emitter:
 
     def _write(self, level: Level, message: str, **fields: object) -> None:
         with suppress(Exception):  # a log that cannot be written must not end the measuring
-            getattr(EventLogger("spectral.worker", dict).bind(worker=self._worker), level)(message, **fields)
+            getattr(self._log, level)(message, **fields)
 
 
 async def _let_go(database: Database, pid: int) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakSet
 import structlog
 
 from spectral.core.events.failure import ConfigurationError
-from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp
+from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp, who_speaks
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
 from spectral.core.events.infrastructure.observability.told import without_exception
 from spectral_workers.whole_lines import shared_descriptor, write_whole
@@ -98,12 +98,7 @@ class Stamp:
     """A processor: the canonical fields first, in the order in which they are read. What a line says itself, stands."""
 
     def __init__(self, identity: Identity) -> None:
-        self._who = {
-            "service": identity.service,
-            "environment": identity.environment,
-            "generation": identity.generation,
-            "trace_id": None,
-        }
+        self._who = {**who_speaks(identity), "trace_id": None}
 
     def __call__(self, _logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         """See `Processor`."""

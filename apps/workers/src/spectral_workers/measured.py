@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus, standard
 from spectral.core.events.infrastructure.observability.health_samples import health_samples, trouble_samples
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.sentry import lost_reports
 from spectral.core.events.infrastructure.observability.watch import Watch
-from spectral.core.events.settings import DatabaseSettings
+from spectral.core.events.settings import DatabaseSettings, Identity
 from spectral_workers import losses
 from spectral_workers.emitter import EVERY, Emitter
 from spectral_workers.logs import missed_lines
@@ -48,7 +49,10 @@ def measured(
     Raises:
         ConfigurationError: nothing names a database. Of what the block is given: the extra `metrics` is missing.
     """
-    source = database or DatabaseSettings.from_environ(os.environ if environ is None else environ)  # noqa: TID251  a program's own
+    variables = os.environ if environ is None else environ  # noqa: TID251  a program's own
+    source = database or DatabaseSettings.from_environ(variables)
+    health = listener.health()
+    log = process_logger("spectral.worker", Identity.from_environ(variables, health.generation))
     watch = listener.probe if isinstance(listener.probe, Watch) else None
     recorder = Recorder()
     with ExitStack() as until_over:
@@ -56,7 +60,7 @@ def measured(
             if watch is not None:
                 watch.count_with("metrics", recorder)
             until_over.enter_context(standard.publishes_counted("metrics", recorder))
-        emitter = until_over.enter_context(Emitter(source, listener.health().worker, every))
+        emitter = until_over.enter_context(Emitter(source, log.bind(worker=health.worker), every))
         read = partial(samples_of, listener, watch, emitter)
         until_over.callback(otel_metrics.observe(read))
         yield partial(scrape, recorder, read)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spectral.core.events.bootstrap import named, worker
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import publishes_counted, standard_watch
@@ -84,9 +84,9 @@ def run_worker(order: Order) -> int:
         ConfigurationError: nothing was started; the message says what to do.
         SubstrateLostError: nothing was started, for the database was not there in time; so may it be the next time.
     """
-    signals = StopSignals(patience_of(order.settings))
-    consumers = locate_consumers(order.apps)
     identity = Identity.from_environ(order.environ, order.settings.generation, SERVICE)
+    signals = StopSignals(patience_of(order.settings), identity)
+    consumers = locate_consumers(order.apps)
     # After the imports: one of them may have configured the log, or a tracer provider, and keeps it.
     lines = configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
@@ -143,7 +143,7 @@ class _Watched:
     """An order, with a worker that has a name, and who watches it."""
 
     order: Order
-    service: str
+    identity: Identity
     watch: Watch
     recorder: Recorder | None
 
@@ -153,7 +153,7 @@ class _Watched:
         settings = named(order.settings)
         recorder = Recorder() if order.health is not None and prometheus.is_installed() else None
         watch = standard_watch(identity, settings.name, {} if recorder is None else {"metrics": recorder}, lines)
-        return cls(replace(order, settings=settings), identity.service, watch, recorder)
+        return cls(replace(order, settings=settings), identity, watch, recorder)
 
 
 def patience_of(settings: WorkerSettings) -> float:
@@ -165,7 +165,8 @@ def patience_of(settings: WorkerSettings) -> float:
 
 async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: StopSignals) -> int:
     loop, order = asyncio.get_running_loop(), watched.order
-    environ = {**order.environ, SERVICE_VARIABLES[0]: watched.service}
+    log = process_logger("spectral.worker", watched.identity)
+    environ = {**order.environ, SERVICE_VARIABLES[0]: watched.identity.service}
     listener = worker(
         *consumers, settings=order.settings, database=order.database, environ=environ, probe=watched.watch
     )
@@ -175,14 +176,13 @@ async def _work(watched: _Watched, consumers: tuple[Consumer, ...], signals: Sto
         pushes = otel_metrics.has_provider()
         read: Callable[[], list[Sample]] = list
         if watched.recorder is not None or pushes:
-            emitter = open_while_working.enter_context(Emitter(order.database, order.settings.name))
+            emitter = open_while_working.enter_context(Emitter(order.database, log.bind(worker=order.settings.name)))
             read = partial(samples_of, listener, watched.watch, emitter)
         if pushes:
             otel_metrics.observe(read)
         if order.health is not None:
             metrics = None if watched.recorder is None else partial(scrape, watched.recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, listener.health, metrics))
-            log = EventLogger("spectral.worker", dict)
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
         signals.tell(lambda: loop.call_soon_threadsafe(listener.stop))
         try:

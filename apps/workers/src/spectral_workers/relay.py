@@ -21,7 +21,7 @@ from spectral.core.events.broker_settings import RelaySettings
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability import otel_metrics, prometheus
 from spectral.core.events.infrastructure.observability.health_samples import relay_samples, trouble_samples
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 from spectral.core.events.infrastructure.observability.recorder import Recorder
 from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.settings import Identity
@@ -35,6 +35,7 @@ from spectral_workers.telemetry import configure_telemetry
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from spectral.core.events.infrastructure.observability.log_writer import EventLogger
     from spectral.core.events.infrastructure.observability.watch import Watch
     from spectral.core.events.metrics import Sample
     from spectral.core.events.relay.process import Relay
@@ -74,18 +75,21 @@ def run_relay(order: RelayOrder) -> int:
     Raises:
         ConfigurationError: nothing was sent; the message says what to do.
     """
-    # What was taken is sent: an answer of the database, one of the broker, and the same again to put back the rest.
-    signals = StopSignals(4 * order.settings.answer.total_seconds() + _CLOSING)
-    name = order.settings.name or f"relay-{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}"
     identity = Identity.from_environ(order.environ, _NO_GENERATION, SERVICE)
+    # What was taken is sent: an answer of the database, one of the broker, and the same again to put back the rest.
+    signals = StopSignals(4 * order.settings.answer.total_seconds() + _CLOSING, identity)
+    name = order.settings.name or f"relay-{socket.gethostname()[:60]}-{os.getpid()}-{secrets.token_hex(3)}"
     lines = configure_logs(identity, order.environ)
     end_telemetry = configure_telemetry(identity, order.environ)
+    log = process_logger("spectral.worker", identity)
     recorder = Recorder() if order.health is not None and prometheus.is_installed() else None
     watch = standard_watch(identity, name, {} if recorder is None else {"metrics": recorder}, lines)
-    return run_to_the_end(lambda: _work(order, name, signals, (watch, recorder)), watch, end_telemetry)
+    return run_to_the_end(lambda: _work(order, name, signals, (watch, recorder), log), watch, end_telemetry)
 
 
-async def _work(order: RelayOrder, name: str, signals: StopSignals, watched: tuple[Watch, Recorder | None]) -> int:
+async def _work(
+    order: RelayOrder, name: str, signals: StopSignals, watched: tuple[Watch, Recorder | None], log: EventLogger
+) -> int:
     watch, recorder = watched
     loop = asyncio.get_running_loop()
     relay = bootstrap.relay(
@@ -98,7 +102,6 @@ async def _work(order: RelayOrder, name: str, signals: StopSignals, watched: tup
         if order.health is not None:
             metrics = None if recorder is None else partial(scrape, recorder, read)
             served = open_while_working.enter_context(health_endpoint(order.health, relay.health, metrics))
-            log = EventLogger("spectral.worker", dict)
             log.info("health is served", host=served.host, port=served.port, metrics=metrics is not None)
         signals.tell(lambda: loop.call_soon_threadsafe(relay.stop))
         try:

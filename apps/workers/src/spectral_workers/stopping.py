@@ -20,11 +20,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from spectral.core.events.infrastructure.observability.log_writer import say_later
+from spectral.core.events.infrastructure.observability.log_writer import process_logger, say_later
 from spectral.core.events.infrastructure.observability.outlet import flush_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from spectral.core.events.settings import Identity
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """The last is what a terminal that is closed takes its programs along with."""
@@ -40,10 +42,14 @@ def signals_to_hear() -> list[signal.Signals]:
 
 
 class StopSignals:
-    """Hears what tells it to stop from the moment it is made; make it in the main thread, once in a process."""
+    """Hears what tells it to stop from the moment it is made; make it in the main thread, once in a process.
 
-    def __init__(self, patience: float) -> None:
+    identity: who says that it was told to.
+    """
+
+    def __init__(self, patience: float, identity: Identity) -> None:
         self._patience = patience
+        self._log = process_logger("spectral.worker", identity)
         self._stop: Callable[[], object] | None = None
         self._reader, self._writer = socket.socketpair()
         os.set_blocking(self._writer.fileno(), False)
@@ -73,7 +79,7 @@ class StopSignals:
             try:
                 received = self._reader.recv(64)
             except TimeoutError:
-                say_later("spectral.worker", "error", "left by force", reason="handlers did not let it end in time")
+                say_later(self._log, "error", "left by force", reason="handlers did not let it end in time")
                 leave(0)
             for number in received:
                 if number in SIGNALS:
@@ -81,7 +87,7 @@ class StopSignals:
                     deadline = time.monotonic() + (self._patience if heard == 1 else _INSISTED)
                     self._pass_on(heard)
                     name = signal.Signals(number).name
-                    say_later("spectral.worker", "info", "told to stop", signal=name, times=heard)
+                    say_later(self._log, "info", "told to stop", signal=name, times=heard)
 
     def _pass_on(self, heard: int) -> None:
         if self._stop is None or heard > len(("drain", "force")):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics, trace
 
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger
+from spectral.core.events.infrastructure.observability.log_writer import process_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -105,11 +105,11 @@ def _opentelemetry(identity: Identity, environ: Mapping[str, str]) -> list[Calla
     closers: list[Callable[[], object]] = []
     wanted = [(signal, signal.exporters(environ)) for signal in (_TRACES, _METRICS) if not signal.is_taken()]
     if any(exporters for _, exporters in wanted):
-        _calm_the_sdk()  # first, for it complains of headers that it cannot read, and shows them
+        _calm_the_sdk(identity)  # first, for it complains of headers that it cannot read, and shows them
     for signal, exporters in wanted:
         if not exporters:
             continue
-        log = EventLogger(_LOGGER, dict).bind(signal=signal.name.lower())
+        log = process_logger(_LOGGER, identity).bind(signal=signal.name.lower())
         if "otlp" in exporters and signal.protocol(environ) != _PROTOCOL:
             port = "and name the endpoint that speaks it, mostly port 4318"
             log.warning("telemetry is off", remedy=f"set OTEL_EXPORTER_OTLP_PROTOCOL={_PROTOCOL} {port}")
@@ -226,18 +226,19 @@ _METRICS: Final = _Signal("METRICS", _metrics_are_taken, _set_up_metrics)
 # what the SDK says
 
 
-def _calm_the_sdk() -> None:
+def _calm_the_sdk(identity: Identity) -> None:
     """Have its complaints said by us; it was set up here, so nobody else waits for them."""
     logger = logging.getLogger("opentelemetry")
-    logger.addHandler(_Occasional(logging.WARNING))
+    logger.addHandler(_Occasional(identity))
     logger.propagate = False
 
 
 class _Occasional(logging.Handler):
     """One short line a minute for each part of the SDK that complains, in the worker's own log."""
 
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
+    def __init__(self, identity: Identity) -> None:
+        super().__init__(logging.WARNING)
+        self._log = process_logger(_LOGGER, identity)
         self._quiet_until: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -247,7 +248,7 @@ class _Occasional(logging.Handler):
             return
         self._quiet_until[record.name] = now + _QUIET
         with suppress(Exception):  # a log that cannot be written must not end an exporter
-            EventLogger(_LOGGER, dict).warning("telemetry is in trouble", part=record.name, said=_harmless(record))
+            self._log.warning("telemetry is in trouble", part=record.name, said=_harmless(record))
 
 
 def _harmless(record: logging.LogRecord) -> str:
@@ -268,13 +269,14 @@ def _without_text(value: object) -> object:
 
 
 def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[], object]]:
+    log = process_logger(_LOGGER, identity)
     dsn = environ.get("SENTRY_DSN", "").strip()
     if not dsn:
         return []
     try:
         import sentry_sdk  # noqa: PLC0415  an extra
     except ImportError:
-        EventLogger(_LOGGER, dict).warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
+        log.warning("error reports are off", remedy="pip install 'spectral-events[sentry]'")
         return []
     if sentry_sdk.get_client().is_active():
         return []
@@ -292,8 +294,6 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
             traces_sample_rate=None,
         )
     except Exception as error:  # noqa: BLE001  a DSN that is none must not cost the worker, nor be shown
-        EventLogger(_LOGGER, dict).warning(
-            "error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN"
-        )
+        log.warning("error reports are off", error=type(error).__name__, remedy="check SENTRY_DSN")
         return []
     return [lambda: sentry_sdk.get_client().close(timeout=_LAST_WORDS)]

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
+    from spectral.core.events.settings import Identity
+
 LIBRARY: Final = "spectral"
 """The logger above all of the library's, and the key of a record's fields."""
 
@@ -65,6 +67,11 @@ def timestamp(at: float) -> str:
         text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         _second = (seconds, text)
     return f"{text}.{int((at - seconds) * 1_000_000):06d}Z"
+
+
+def who_speaks(identity: Identity) -> dict[str, Any]:
+    """The fields that say so, on every line."""
+    return {"service": identity.service, "environment": identity.environment, "generation": identity.generation}
 
 
 class LogWriter:
@@ -147,6 +154,10 @@ class EventLogger:
         """The worst."""
         self._say(logging.CRITICAL, event, args, fields)
 
+    def at_once(self) -> EventLogger:
+        """The same for whoever is behind the outlet already."""
+        return EventLogger(self._name, self._all, self._payload, patient=False)
+
     def bind(self, **fields: object) -> EventLogger:
         """The same with more fields on every line."""
         known = {**self._all(), **fields}
@@ -181,6 +192,11 @@ class EventLogger:
         return self._known
 
 
+def process_logger(name: str, identity: Identity) -> EventLogger:
+    """The logger of the worker process itself, whose lines are in no trace."""
+    return EventLogger(name, lambda: {**who_speaks(identity), "trace_id": None})
+
+
 def _patient_logger(name: str, *first: Processor, patient: bool = True) -> Any:  # noqa: ANN401  as above
     """A logger of the project's structlog that keeps nobody waiting.
 
@@ -212,10 +228,10 @@ def write_soon(write: Callable[..., object], /, *args: object, **fields: object)
     SAID.put(partial(copy_context().run, partial(write, *args, **fields)))
 
 
-def say_later(name: str, level: str, event: str, /, **fields: object) -> None:
+def say_later(log: EventLogger, level: str, event: str, /, **fields: object) -> None:
     """Log by the outlet alone, for those who cannot even wait for a project's processors."""
     said_at = timestamp(time.time())
-    SAID.put(lambda: getattr(EventLogger(name, dict, patient=False), level)(event, timestamp=said_at, **fields))
+    SAID.put(lambda: getattr(log.at_once(), level)(event, timestamp=said_at, **fields))
 
 
 def standard_logger(name: str) -> logging.Logger:

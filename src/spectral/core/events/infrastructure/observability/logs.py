@@ -10,7 +10,7 @@ from logging import CRITICAL, DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from spectral.core.events import probe
-from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp
+from spectral.core.events.infrastructure.observability.log_writer import EventLogger, LogWriter, timestamp, who_speaks
 from spectral.core.events.infrastructure.observability.plain_lines import is_plain
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 
@@ -84,7 +84,7 @@ def handler_logger(
     """
 
     def fields() -> dict[str, Any]:
-        who = {"generation": delivery.generation} if identity is None else _who(identity)
+        who = {"generation": delivery.generation} if identity is None else who_speaks(identity)
         return _of(who, delivery, traceparent) | {"handler_name": handler_name}
 
     return EventLogger("spectral.handler", fields, delivery.payload, patient=identity is not None)
@@ -106,7 +106,7 @@ class LogTool:
         says_plain: bool = True,
     ) -> None:
         self._says_plain = says_plain
-        self._identity = self._who = _who(identity)
+        self._identity = self._who = who_speaks(identity)
         self._named = {} if worker is None else {"worker": worker}
         self._publisher = LogWriter("spectral.publish", logger)
         self._log = LogWriter("spectral.worker", logger)
@@ -321,10 +321,6 @@ class LogTool:
 
     def _say(self, level: int, message: str, **fields: object) -> None:
         self._log.write(level, message, {**self._who, "trace_id": None, **self._named, **fields})
-
-
-def _who(identity: Identity) -> dict[str, Any]:
-    return {"service": identity.service, "environment": identity.environment, "generation": identity.generation}
 
 
 def _of(who: dict[str, Any], delivery: Delivery, traceparent: str | None) -> dict[str, Any]:
