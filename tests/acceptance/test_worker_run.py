@@ -100,6 +100,44 @@ def test_every_log_line_is_one_json_object_that_says_when_and_who(database: str,
     assert {"claimed", "settled", "stopped"} <= {line["event"] for line in documents}
 
 
+def test_what_others_say_is_a_line_too_where_nobody_has_configured_logging(database: str, tmp_path: Path) -> None:
+    write_app(
+        tmp_path,
+        r"""
+        import gc
+        import logging
+        import warnings
+
+        async def forgotten() -> None:
+            raise ValueError("postgresql://me:canary@db/shop")
+
+        @platform.on("worlds.scan.failed")
+        async def talks(event: EventEnvelope) -> None:
+            logging.getLogger("shop").warning("a\nb\x1b[2J %s", 1)
+            logging.getLogger("shop").info("chatter")
+            warnings.warn("old\nways", UserWarning)
+            task = asyncio.create_task(forgotten())
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+        """,
+    )
+    publish(database, "worlds.scan.failed", trace_context=f"00-{'a' * 32}-{'b' * 16}-01")
+    with WorkerProcess(tmp_path, "app:platform", "--drain", SPECTRAL_DATABASE_URL=database) as worker:
+        assert worker.end() == 0
+    documents = [json.loads(line) for line in worker.text.splitlines()]
+    others = {line["logger"]: line for line in documents if "logger" in line}
+    assert set(others) == {"shop", "py.warnings", "asyncio"}
+    assert others["shop"]["event"] == "a\nb\x1b[2J 1"
+    assert others["shop"]["trace_id"] == "a" * 32
+    assert others["py.warnings"]["event"].startswith("UserWarning: old\nways (")
+    assert others["asyncio"]["level"] == "error"
+    assert "forgotten" in others["asyncio"]["exception"]
+    assert others["asyncio"]["event"] == "Task exception was never retrieved"
+    assert "canary" not in worker.text
+    assert "\x1b" not in worker.text
+
+
 def test_a_log_level_that_there_is_not_is_2_and_names_those_there_are(tmp_path: Path) -> None:
     write_app(tmp_path)
     variables = {"SPECTRAL_DATABASE_URL": "postgresql://nowhere", "SPECTRAL_LOG_LEVEL": "loud"}

@@ -1,4 +1,4 @@
-"""Log lines of the worker process. Whoever configured structlog before keeps what they have; logging is left alone."""
+"""Log lines of the worker process. Whoever configured structlog or logging before keeps what they have."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp, who_speaks
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
 from spectral.core.events.infrastructure.observability.told import without_exception
+from spectral_workers.last_resort import hear_the_unheard
 from spectral_workers.whole_lines import shared_descriptor, write_whole
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
+    hear_the_unheard(identity)
     # Whoever wants every detail wants it in its order.
     return lines.write_lines if level == logging.INFO and not sys.stderr.isatty() else None
 
