@@ -134,7 +134,7 @@ import os
 import sentry_sdk
 from spectral.core.events.delivery.desk import Desk
 
-def crash(self, conclusions, stood):
+def crash(self, conclusions, *_):
     on_the_stack = BIRD_ON_THE_STACK, conclusions[0].delivery.payload
     raise RuntimeError("lost postgresql://ada:kanarienvogel@db.example/app")
 

@@ -237,7 +237,8 @@ def test_the_bird_is_not_heard_when_the_worker_crashes(dsn: str, tmp_path: Path,
     publish(dsn, sink)
     with WorkerProcess(tmp_path, "app:platform", **variables(dsn, sink)) as worker:
         assert worker.end() == 1
-    assert worker.logged("crashed")
+    (crashed,) = worker.logged("crashed")
+    assert "RuntimeError: lost postgresql://ada:***@db.example/app" in crashed["error"]
     assert_quiet("the log", worker.text)
     for path, body in sink.received.items():
         assert_quiet(path, body.decode(errors="replace"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from spectral.core.events.delivery import runs
 from spectral.core.events.delivery.dispatch import PATIENCE_AT_THE_END
 from spectral.core.events.delivery.group import CONFLICTS, TakenBackError
 from spectral.core.events.failpoints import reached
@@ -45,7 +46,7 @@ class _Walk:
 
 
 async def run_abreast(
-    desk: Desk, errands: Errands, runs: Sequence[tuple[Delivery, Handler]], *, although_apart: bool
+    desk: Desk, errands: Errands, rows: Sequence[tuple[Delivery, Handler]], *, although_apart: bool
 ) -> None:
     """Run these handlers, each on its delivery.
 
@@ -57,7 +58,7 @@ async def run_abreast(
     walkers = _Walkers(desk, errands, although_apart=although_apart)
     patience = desk.settings.times.patience
     try:
-        await walkers.walk(runs)
+        await walkers.walk(rows)
     except asyncio.CancelledError as stopped:
         await walkers.call_off(min(patience, PATIENCE_AT_THE_END), stopped)
         raise
@@ -83,10 +84,10 @@ class _Walkers:
         self._is_on = True  # afterwards, the connection is somebody else's
         errands.on_errand = self._wake
 
-    async def walk(self, runs: Sequence[tuple[Delivery, Handler]]) -> None:
-        deadline = self._loop.time() + min(handler.timeout_seconds for _, handler in runs)
-        activities = self._desk.watch_many(runs)
-        for (delivery, handler), activity in zip(runs, activities, strict=True):
+    async def walk(self, rows: Sequence[tuple[Delivery, Handler]]) -> None:
+        deadline = self._loop.time() + min(handler.timeout_seconds for _, handler in rows)
+        activities = self._desk.watch_many(rows)
+        for (delivery, handler), activity in zip(rows, activities, strict=True):
             self._set_out(delivery, handler, activity)
         while True:
             # Everybody goes as far as it can: to the end, to its statement, or to what it should not wait for.
@@ -211,10 +212,7 @@ class _Walkers:
         if going:
             await asyncio.wait([walk.task for walk in going], timeout=patience.total_seconds())
         for walk in going:
-            if why is None:
-                walk.activity.undo()
-            else:
-                walk.activity.end(why)
+            runs.undo(walk.activity, why)
             if not walk.task.done():
                 self._desk.probe.tell(HandlerRanAway(walk.delivery, walk.handler.name))
 

@@ -11,11 +11,10 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spectral.core.events.delivery import runs
-from spectral.core.events.delivery.entry import Doubt, Entry
+from spectral.core.events.delivery.entry import Entry
 from spectral.core.events.delivery.runs import Run
 from spectral.core.events.delivery.telling import Telling
 from spectral.core.events.delivery.tray import Tray
@@ -288,26 +287,30 @@ class Desk:
         """These were sent, and nobody knows whether they stand: the answer is lost."""
         for conclusion in conclusions:
             entry = self._entries.get(id(conclusion.delivery))
-            if entry is not None and all(each.conclusion is not conclusion for each in entry.doubts):
-                entry.doubts = (*entry.doubts, Doubt(conclusion, entry.runs))
+            if entry is not None and all(each is not conclusion for each in entry.doubts):
+                if not entry.doubts:
+                    entry.doubted_runs = entry.runs
+                entry.doubts = (*entry.doubts, conclusion)
 
     def doubted(self, deliveries: Iterable[Delivery]) -> list[Conclusion]:
         """What was sent of these and not answered."""
         entries = [self._entries.get(id(delivery)) for delivery in deliveries]
-        return [each.conclusion for entry in entries if entry is not None for each in entry.doubts]
+        return [each for entry in entries if entry is not None for each in entry.doubts]
 
     def dispel(self, delivery: Delivery) -> None:
         """The row is this worker's still, so nothing that was sent of it stands: it starts anew."""
         entry = self._entries.get(id(delivery))
         if entry is not None and entry.doubts:
-            entry.doubts = ()
+            entry.doubts, entry.doubted_runs = (), ()
             self._start(entry)
 
+    def leave_open(self) -> None:
+        """The worker ends, and nobody here will know what became of what is still held: the reaper sees to it."""
+        for entry in self._entries.values():
+            runs.take_back(entry.taken_runs())
+
     def settled_together(
-        self,
-        conclusions: Sequence[Conclusion],
-        lost: AbstractSet[UUID],
-        stood: Mapping[UUID, Conclusion] = MappingProxyType({}),
+        self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID], stood: Mapping[UUID, Conclusion]
     ) -> None:
         """They are written, or their leases had been lost: either way the rows are no longer this worker's.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from spectral.core.events.delivery import runs
 from spectral.core.events.describe import describe_many
 from spectral.core.events.failpoints import reached
 from spectral.core.events.failure import HandlerTimeoutError, TerminalHandlerError
@@ -56,6 +57,9 @@ async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Tra
         execution = await execute(
             handler, lambda: handler.call(delivery, told, transaction), desk.settings.times.patience, activity.context
         )
+    except asyncio.CancelledError as stopped:  # nobody is charged for it
+        runs.undo(activity, stopped)
+        raise
     except BaseException as error:
         activity.end(error)
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from spectral.core.events.ports import Conclusion
     from spectral.core.events.probe import Activity
     from spectral.core.events.routes import Line
-
-
-class Doubt(NamedTuple):
-    """A conclusion that was sent and not answered, and the runs that it is of: it stands, or it does not."""
-
-    conclusion: Conclusion
-    runs: tuple[Run, ...]
 
 
 class Entry:
@@ -39,7 +32,8 @@ class Entry:
     failed: tuple[tuple[Handler, BaseException], ...] = ()
     activity: Activity | None = None  # of the handler that ran last
     runs: tuple[Run, ...] = ()  # of which nobody has been told
-    doubts: tuple[Doubt, ...] = ()  # until they are dispelled, nobody is told of its runs
+    doubts: tuple[Conclusion, ...] = ()  # sent and not answered; until they are dispelled, nobody is told of its runs
+    doubted_runs: tuple[Run, ...] = ()  # as they were when the first of these was sent, which alone can have kept them
 
     def __init__(self, delivery: Delivery, line: Line, since: float) -> None:
         self.delivery = delivery

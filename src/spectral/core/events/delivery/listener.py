@@ -209,7 +209,10 @@ class Listener:
         self._shift = Shift(self._connections, self._desk, self._calls, self._started)
         self._state = State.IDLE
         self._desk.probe.tell(Started(settings.name, settings.generation, self._desk.routes.contexts))
-        await self._shift.run(until, self._on_draining)
+        try:
+            await self._shift.run(until, self._on_draining)
+        finally:
+            self._desk.leave_open()
 
     def _on_draining(self) -> None:
         self._state = State.DRAINING

@@ -207,9 +207,8 @@ class PlainRunner:
                     return False
                 runner.deadline = math.inf
                 runner.handler = None  # from here on there is nothing to cancel, and nobody to leave behind
-                if runner.activity is not None:
-                    runner.activity.end(error)
-                if runner.why == "stop" and isinstance(error, asyncio.CancelledError):
+                runner.tell(error)
+                if runner.is_called_off(error):
                     # The worker stops, or the lease is lost: the settlement, which is fenced, tells which.
                     self._desk.conclude(delivery, Released(), runner.ran, runner.done)
                     return False
@@ -375,8 +374,7 @@ class PlainRunner:
         self._runners.discard(runner)
         self._left.add(runner)  # so that its task is not collected while it runs
         error = self._timed_out(handler) if runner.why == "timeout" else asyncio.CancelledError()
-        if runner.activity is not None:
-            runner.activity.end(error)
+        runner.tell(error)
         if runner.why == "timeout":
             self._desk.probe.tell(HandlerRanAway(delivery, handler.name))
             runner.note(handler, error)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from asyncio import CancelledError
 from typing import TYPE_CHECKING, Literal
+
+from spectral.core.events.delivery import runs
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,6 +65,19 @@ class Runner:
             self.done += name
         else:
             self.failures += ((handler, error),)
+
+    def is_called_off(self, error: BaseException | None) -> bool:
+        """Whether its handler was cancelled because the worker stops, or has lost the row: nobody is charged for it."""
+        return self.why == "stop" and isinstance(error, CancelledError)
+
+    def tell(self, error: BaseException | None) -> None:
+        """Its handler has ended, or is left behind."""
+        if self.activity is None:
+            return
+        if self.is_called_off(error):
+            runs.undo(self.activity, error)
+        else:
+            self.activity.end(error)
 
     @property
     def is_spoilt(self) -> bool:

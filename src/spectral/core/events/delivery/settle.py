@@ -21,6 +21,8 @@ from spectral.core.events.probe import SettleGivenUp, SettlementWritten, Substra
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from collections.abc import Set as AbstractSet
+    from uuid import UUID
 
     from spectral.core.events.delivery.desk import Desk
     from spectral.core.events.ports import Conclusion, Settlements
@@ -59,14 +61,10 @@ class SettleLoop:
                 began = time.perf_counter()
                 lost = await self._settlements.settle(batch)
                 reached("settle.after")
-                gone = [each.delivery for each in batch if lost and each.delivery.lease.row_id in lost]
-                stood = await self._settlements.stood(self._desk.doubted(gone))
                 self._desk.probe.tell(SettlementWritten(len(batch), time.perf_counter() - began))
             except SubstrateLostError as loss:
                 self._desk.doubt(batch)
-                pause = self._backoff.next()
-                self._desk.probe.tell(SubstrateLost("settle", describe(loss), pause))
-                await asyncio.sleep(pause.total_seconds())
+                await self._pause(loss)
             except SettleRefusedError as refusal:
                 if len(batch) == 1:
                     self._try_later(batch[0], refusal)
@@ -76,8 +74,23 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
+                stood = await self._stood(batch, lost) if lost else {}
                 self._desk.settled_together(batch, lost, stood)
                 return
+
+    async def _stood(self, batch: list[Conclusion], lost: AbstractSet[UUID]) -> dict[UUID, Conclusion]:
+        """Of those that lost their leases, what was written before; asked by itself, for the others are answered."""
+        gone = [each.delivery for each in batch if each.delivery.lease.row_id in lost]
+        while True:
+            try:
+                return await self._settlements.stood(self._desk.doubted(gone))
+            except SubstrateLostError as loss:
+                await self._pause(loss)
+
+    async def _pause(self, loss: SubstrateLostError) -> None:
+        pause = self._backoff.next()
+        self._desk.probe.tell(SubstrateLost("settle", describe(loss), pause))
+        await asyncio.sleep(pause.total_seconds())
 
     def _try_later(self, conclusion: Conclusion, refusal: SettleRefusedError) -> None:
         """Most likely its row is locked by a transaction that ends soon; the others need not wait for it."""

@@ -84,10 +84,9 @@ class Telling:
             runs.take_back(entry.runs)
             self._probe.tell(LeaseWasLost(conclusion.delivery))
             return None
-        of_it = [doubt.runs for doubt in entry.doubts if doubt.conclusion is stands]
-        if of_it:
-            (entry.runs,) = of_it  # as they were then: somebody may have been blamed since
-        else:
+        if stands is entry.doubts[0]:
+            entry.runs = entry.doubted_runs  # somebody may have been blamed since
+        else:  # it was sent because nobody knew of the first, so nothing that they wrote is kept
             (runs.take_back if isinstance(stands.outcome, Released) else runs.fail)(entry.taken_runs())
         return stands
 
