@@ -53,7 +53,7 @@ WORKLOADS: Final = {
     "wait": (wait, "plain handler that awaits 10 ms", 60_000),
     "order": (order, "transactional handler that reads, writes and publishes what follows", 40_000),
     "upsert": (upsert, "transactional handler with one upsert", 300_000),
-    "noop": (noop, "plain handler that does nothing", 200_000),
+    "noop": (noop, "plain handler that does nothing", 500_000),
 }
 """Who handles it, what that is, and how many events are drained unless told otherwise."""
 

@@ -118,6 +118,7 @@ NOTES: list[tuple[probe.Note, str, str]] = [
     (finished(Retry("X: no", A_MINUTE)), "warning", logs.HANDLED),
     (finished(DeadLetter("X: no")), "error", logs.HANDLED),
     (probe.LeaseWasLost(delivery()), "warning", logs.LEASE_LOST),
+    (probe.LeftInDoubt(delivery()), "warning", logs.LEFT_IN_DOUBT),
     (probe.SettleGivenUp(delivery(), "X: no"), "error", logs.SETTLE_GIVEN_UP),
     (probe.Reaped(ROW, "pending", "expired", "other", 2, event_ref()), "warning", logs.REAPED),
     (probe.Reaped(ROW, "failed", "expired", "other", 5, event_ref(), dead_row()), "error", logs.REAPED),

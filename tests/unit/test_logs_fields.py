@@ -46,6 +46,7 @@ FIELDS: Final[dict[str, set[str]]] = {
     logs.BROADCAST_UNHEARD: EVENT | {"worker", "to"},
     logs.HANDLER_RAN_AWAY: DELIVERY | {"handler_name"},
     logs.RUNNING_ALONE: DELIVERY,
+    logs.LEFT_IN_DOUBT: DELIVERY,
     logs.CONFLICTED: DELIVERY | {"conflicts"},
     logs.REPLAYED: EVENT | {"count", "by", "reason"},
     logs.DISCARDED: EVENT | {"count", "by", "reason"},

@@ -31,6 +31,7 @@ from spectral.core.events.probe import (
     HandlerRanAway,
     KeptApart,
     LeaseWasLost,
+    LeftInDoubt,
     LoopBlocked,
     Note,
     Publish,
@@ -86,6 +87,7 @@ def life() -> Iterator[Note]:
     for outcome in (AlreadyHandled(), Retry("E", SECOND), DeadLetter("E"), Released()):
         yield finished()._replace(outcome=outcome)
     yield LeaseWasLost(one)
+    yield LeftInDoubt(one)
     yield SettleGivenUp(one, "E")
     yield Reaped(ROW, "pending", "orphaned", "other", 1, event_ref())
     yield Reaped(ROW, "failed", "orphaned", "other", 5, event_ref(), dead_row())

@@ -13,13 +13,15 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.adapt import AdaptersMap
+from psycopg.types.json import JsonbDumper
 
-from spectral.core.events import Consumer, RetryPolicy, SubstrateLostError, Transaction
+from spectral.core.events import Consumer, RetryPolicy, SubstrateLostError, TerminalHandlerError, Transaction
 from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from spectral.core.events.outcome import Released
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Finished, TimedActivity
+from spectral.core.events.probe import Finished, LeaseWasLost, LeftInDoubt, TimedActivity
 from tests.integration.delivery.platform_worker import (
     AT_ONCE,
     COMPLETED,
@@ -196,6 +198,110 @@ async def test_a_release_that_stood_is_told_although_somebody_else_has_the_row_b
     assert told(bench) == once("Released", "ran", "Handled")
 
 
+async def test_a_retry_that_was_never_sent_is_not_told_because_somebody_else_failed_in_the_same_words(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = Consumer("platform", retry=AT_ONCE)
+    runs: Counter[int] = Counter()
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, _: Transaction) -> None:
+        runs[scan.number] += 1
+        if runs[scan.number] < 3:
+            raise RuntimeError("not yet")
+
+    (event_id,) = await bench.publish(0)
+    commit = PostgresLane.commit
+    sent: list[str] = []
+
+    async def taken_over(self: PostgresLane, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        sent.append(type(conclusions[0].outcome).__name__)
+        if len(sent) > 1:
+            return await commit(self, conclusions)
+        await self.drop()
+        await bench.take_away(event_id, for_good=False)
+        await deliver(bench, platform)
+        raise AWAY
+
+    monkeypatch.setattr(PostgresLane, "commit", taken_over)
+    async with bench.running(platform, lanes=1, name="one"):
+        await until(lambda: bench.notes.of(LeaseWasLost))
+    assert sent == ["Retry", "Retry", "Handled"]
+    assert told(bench) == once("lost", "failed", "Retry", "ran", "Handled")
+
+
+async def test_what_was_answered_is_told_although_a_row_beside_it_is_in_doubt(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Barrier(3)
+
+    @platform.on(STARTED)
+    async def mail(_: Scan) -> None:
+        await began.wait()  # so that both are settled together
+
+    settle, asked = PostgresSettlements.settle, asyncio.Event()
+    event_id, _ = await bench.publish(0, 1, event_type=STARTED)
+    tries = 0
+
+    async def away_at_first(self: PostgresSettlements, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        nonlocal tries
+        tries += 1
+        assert len(conclusions) == 2
+        if tries == 1:
+            await bench.take_away(event_id)
+            raise AWAY
+        return await settle(self, conclusions)
+
+    async def unanswered(_: PostgresSettlements, __: Sequence[Conclusion]) -> dict[UUID, Conclusion]:
+        asked.set()
+        raise AWAY
+
+    monkeypatch.setattr(PostgresSettlements, "settle", away_at_first)
+    monkeypatch.setattr(PostgresSettlements, "stood", unanswered)
+    async with bench.running(platform, times=shortened(stop=0.2)):
+        await soon(began.wait())
+        await soon(asked.wait())
+        assert Counter(told(bench)) == Counter({(1, "Handled"): 1, **{(each, "ran"): 1 for each in (0, 1)}})
+    assert [note.delivery.event_id for note in bench.notes.of(LeftInDoubt)] == [event_id]
+
+
+@pytest.mark.parametrize("whose", ["the connection's", "the project's"])
+async def test_what_a_project_teaches_the_driver_about_lists_is_none_of_our_business(
+    bench: Bench, platform: Consumer, line: Line, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever keeps lists as JSON may tell the driver so; we send lists of ids."""
+    taught = AdaptersMap(psycopg.adapters)
+    monkeypatch.setattr(psycopg.postgres, "adapters", taught)
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        (tx.connection.adapters if whose == "the connection's" else taught).register_dumper(list, JsonbDumper)
+        await tx.execute("select %s::jsonb", [[scan.number]])
+        if scan.number == 0:
+            raise TerminalHandlerError("no")
+
+    commit = PostgresLane.commit
+
+    async def answered_late(self: PostgresLane, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        answer = await commit(self, conclusions)
+        if not line.lost:
+            line.lost += 1
+            raise AWAY
+        return answer
+
+    monkeypatch.setattr(PostgresLane, "commit", answered_late)
+    await bench.publish(0)
+    async with bench.running(platform, lanes=1, name="one"):
+        await until(lambda: bench.notes.of(Finished))
+        await bench.publish(1)
+        await until(lambda: len(bench.notes.of(Finished)) == 2)
+    async with bench.running(platform, lanes=1, name="another"):  # which begins with what it was taught
+        await bench.publish(2)
+        await until(lambda: len(bench.notes.of(Finished)) == 3)
+    failed = Counter({(0, "failed"): 1, (0, "DeadLetter"): 1})
+    assert told(bench) == failed + Counter({(each, what): 1 for each in (1, 2) for what in ("ran", "Handled")})
+
+
 async def deliver(bench: Bench, platform: Consumer) -> None:
     """By another worker."""
     async with bench.running(platform, name="another", times=shortened(poll=0.05)):
@@ -212,11 +318,12 @@ async def test_a_run_in_doubt_is_undone_when_the_worker_ends_without_an_answer(
         raise AWAY
 
     monkeypatch.setattr(PostgresSettlements, "settle", away)
-    await bench.publish(0)
+    (event_id,) = await bench.publish(0)
     async with bench.running(platform, lanes=1, times=shortened(stop=0.2)):
         await soon(waits.wait())
     assert told(bench) == Counter()
     assert undone.errors == [None]
+    assert [note.delivery.event_id for note in bench.notes.of(LeftInDoubt)] == [event_id], "nobody else will tell"
 
 
 @pytest.mark.parametrize("event_type", [COMPLETED, STARTED])

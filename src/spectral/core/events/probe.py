@@ -180,6 +180,13 @@ class LeaseWasLost:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftInDoubt:
+    """What became of a delivery was sent, and the worker has ended before it knew whether that stands."""
+
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
 class SettleGivenUp:
     """The outcome of a delivery could not be written; the reaper will take it back."""
 
@@ -429,6 +436,7 @@ DeliveryNote: TypeAlias = (
     | SettlementWritten
     | Finished
     | LeaseWasLost
+    | LeftInDoubt
     | SettleGivenUp
     | Reaped
     | Unhandled

@@ -21,7 +21,7 @@ from spectral.core.events.delivery.tray import Tray
 from spectral.core.events.delivery.trust import Sharing, Trust
 from spectral.core.events.outcome import Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import Conflicted, Handle, KeptApart, LeaseWasLost
+from spectral.core.events.probe import Conflicted, Handle, KeptApart, LeaseWasLost, LeftInDoubt
 from spectral.core.events.protocols import DeliveryContext, Logger
 
 if TYPE_CHECKING:
@@ -305,9 +305,14 @@ class Desk:
             self._start(entry)
 
     def leave_open(self) -> None:
-        """The worker ends, and nobody here will know what became of what is still held: the reaper sees to it."""
+        """The worker ends, and nobody here will know what became of what is still held: the reaper sees to it.
+
+        Not if it was settled, and only the answer was lost: then nobody would ever tell of it.
+        """
         for entry in self._entries.values():
             runs.take_back(entry.taken_runs())
+            if entry.doubts:
+                self.probe.tell(LeftInDoubt(entry.delivery))
 
     def settled_together(
         self, conclusions: Sequence[Conclusion], lost: AbstractSet[UUID], stood: Mapping[UUID, Conclusion]

@@ -74,16 +74,23 @@ class SettleLoop:
                 return
             else:
                 self._backoff.reset()
-                stood = await self._stood(batch, lost) if lost else {}
-                self._desk.settled_together(batch, lost, stood)
+                await self._answered(batch, lost)
                 return
 
-    async def _stood(self, batch: list[Conclusion], lost: AbstractSet[UUID]) -> dict[UUID, Conclusion]:
-        """Of those that lost their leases, what was written before; asked by itself, for the others are answered."""
-        gone = [each.delivery for each in batch if each.delivery.lease.row_id in lost]
+    async def _answered(self, batch: list[Conclusion], lost: AbstractSet[UUID]) -> None:
+        """First those that stand; of one that lost its lease, what was written before may have to be asked for."""
+        if not lost:
+            self._desk.settled_together(batch, lost, {})
+            return
+        gone = [each for each in batch if each.delivery.lease.row_id in lost]
+        self._desk.settled_together([each for each in batch if each.delivery.lease.row_id not in lost], set(), {})
+        stood = await self._stood(self._desk.doubted([each.delivery for each in gone]))
+        self._desk.settled_together(gone, lost, stood)
+
+    async def _stood(self, doubted: list[Conclusion]) -> dict[UUID, Conclusion]:
         while True:
             try:
-                return await self._settlements.stood(self._desk.doubted(gone))
+                return await self._settlements.stood(doubted)
             except SubstrateLostError as loss:
                 await self._pause(loss)
 

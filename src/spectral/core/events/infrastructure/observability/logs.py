@@ -33,6 +33,7 @@ HANDLER_RAN: Final = "handler ran"
 HANDLED: Final = "handled"
 SETTLED: Final = "settled"
 LEASE_LOST: Final = "lease lost"
+LEFT_IN_DOUBT: Final = "left in doubt"
 SETTLE_GIVEN_UP: Final = "settle given up"
 REAPED: Final = "reaped"
 NOBODY_HANDLES: Final = "nobody handles"
@@ -154,6 +155,8 @@ class LogTool:
                 self._published(note)
             case probe.LeaseWasLost(delivery):
                 self._say_of(WARNING, LEASE_LOST, delivery)
+            case probe.LeftInDoubt(delivery):
+                self._say_of(WARNING, LEFT_IN_DOUBT, delivery)
             case probe.SettleGivenUp(delivery, error):
                 self._say_of(ERROR, SETTLE_GIVEN_UP, delivery, error=error)
             case probe.HandlerRanAway(delivery, handler_name):

@@ -86,6 +86,7 @@ def _relayed(note: probe.Relayed) -> Sequence[Measure]:
 
 _Rare: TypeAlias = (
     probe.LeaseWasLost
+    | probe.LeftInDoubt
     | probe.SettleGivenUp
     | probe.Reaped
     | probe.Unhandled
@@ -136,8 +137,8 @@ def _rare(note: _Rare) -> Sequence[Measure]:  # noqa: C901, PLR0912  one case fo
             measures = _nothing_yet(contexts)
         case probe.KeptApart(handler_name):
             measures = ((metrics.KEPT_APART, (handler_name,), 1),)
-        case probe.NeverAllocated():
-            pass  # once, at the start
+        case probe.NeverAllocated() | probe.LeftInDoubt():
+            pass  # at the start, and at the end, when nobody scrapes any more
         case probe.EarOpened() | probe.Stopping() | probe.Stopped() | probe.Crashed():
             pass  # gauges say how the worker is
         case probe.BrokerBack(broker):

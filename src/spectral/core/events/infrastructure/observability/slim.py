@@ -19,6 +19,7 @@ MUCH: Final = 2_048
 
 _OF_A_DELIVERY: Final = (
     probe.LeaseWasLost,
+    probe.LeftInDoubt,
     probe.SettleGivenUp,
     probe.HandlerRanAway,
     probe.Quarantined,

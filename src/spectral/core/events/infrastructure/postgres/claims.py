@@ -18,7 +18,7 @@ from spectral.core.events.consumer import Subscription
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.claim_rows import COLUMNS, FAN_OUT, claim_answer, fanned_out
 from spectral.core.events.infrastructure.postgres.schema import require_functions
-from spectral.core.events.infrastructure.postgres.script import Rows, rows_of
+from spectral.core.events.infrastructure.postgres.script import Rows, quoted, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG, ClaimAnswer, Outlook
 
@@ -67,7 +67,7 @@ class PostgresClaims:
         self._generations = list(settings.generations())
         self._channels = list(settings.claimed_channels())
         self._heard = list(settings.channels())
-        self._rings = [_RING.format(channel).as_bytes(None) for channel in self._heard]
+        self._rings = [quoted(_RING.format(channel)) for channel in self._heard]
         self._awake: dict[tuple[tuple[str, str | None], ...], bytes] = {}
         self._quoted = lru_cache(_MAX_QUOTED)(self._quote)
         self._looks: dict[tuple[str, ...], list[bytes]] = {}
@@ -130,13 +130,13 @@ class PostgresClaims:
 
     async def enter_quarantine(self, context: str) -> bool:
         """See `Claims`."""
-        (((entered,),),) = await self._run([_ENTER.format(context).as_bytes(None)])
+        (((entered,),),) = await self._run([quoted(_ENTER.format(context))])
         return bool(entered)
 
     async def leave_quarantine(self, context: str) -> None:
         """See `Claims`."""
         try:
-            await self._run([_LEAVE.format(context).as_bytes(None)])
+            await self._run([quoted(_LEAVE.format(context))])
         except SubstrateLostError:
             # A session that lives on, as after a cancelled statement, would keep everybody else out for as long.
             await self._session.drop()
@@ -147,19 +147,19 @@ class PostgresClaims:
         life = (aside.lease.row_id, aside.replays, aside.attempts - 1)
         handlers = (list(ask.handler_names), list(ask.handler_types))
         scope = (self._settings.name, ask.context, self._generations, self._channels)
-        (rows,) = await self._run([_ASIDE.format(*scope, *life, *handlers).as_bytes(None)])
+        (rows,) = await self._run([quoted(_ASIDE.format(*scope, *life, *handlers))])
         return ClaimAnswer(claim_answer(ask.context, rows).deliveries)
 
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """See `Bell`."""
         contexts, types = (list(column) for column in zip(*served, strict=True))
-        hold = _HOLD.format(self._settings.name, self._heard, contexts, types, AWAKE_FOR).as_bytes(None)
+        hold = quoted(_HOLD.format(self._settings.name, self._heard, contexts, types, AWAKE_FOR))
         (((holds,),),) = await self._run([hold])
         return bool(holds)
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """See `Bell`."""
-        asleep = _ASLEEP.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
+        asleep = quoted(_ASLEEP.format(self._settings.name, self._heard, list(contexts)))
         await self._run([asleep, *(self._rings if rings else ())])
 
     async def is_crowded(self) -> bool:
@@ -169,7 +169,7 @@ class PostgresClaims:
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         """See `Bell`."""
-        quiet = _QUIET.format(self._settings.name, self._heard, list(contexts)).as_bytes(None)
+        quiet = quoted(_QUIET.format(self._settings.name, self._heard, list(contexts)))
         (((is_quiet,),),) = await self._run([quiet])
         return bool(is_quiet)
 
@@ -181,7 +181,7 @@ class PostgresClaims:
             if renewal is None:
                 contexts, types = (list(column) for column in zip(*along.awake, strict=True))
                 composed = _AWAKE.format(self._settings.name, self._heard, contexts, types, AWAKE_FOR)
-                renewal = self._awake[along.awake] = composed.as_bytes(None)
+                renewal = self._awake[along.awake] = quoted(composed)
             script.append(renewal)
         return script
 
@@ -202,14 +202,14 @@ class PostgresClaims:
         types = None if event_types is None else list(event_types)
         scope = _CLAIM.format(self._settings.name, context, self._generations, self._channels, types)
         handlers = _FOR_HANDLERS.format(list(handler_names), list(handler_types))
-        return scope.as_bytes(None), handlers.as_bytes(None)
+        return quoted(scope), quoted(handlers)
 
     def _look_ahead(self, contexts: tuple[str, ...]) -> list[bytes]:
         script = self._looks.get(contexts)
         if script is None:
             scope = (self._generations, self._channels)
             composed = (FAN_OUT.format(*scope), _NEXT_DUE.format(list(contexts), *scope))
-            script = self._looks[contexts] = [each.as_bytes(None) for each in composed]
+            script = self._looks[contexts] = [quoted(each) for each in composed]
         return script
 
     async def _run(self, script: Sequence[bytes]) -> list[Rows]:

@@ -1,10 +1,11 @@
 """Doubt: conclusions that were sent and whose answer was lost, and what the rows say of them.
 
 A lease is of one claim, and is gone once its row is settled. What is left to tell by is what a settlement writes: the
-state, whose the row was or what went wrong, and the count of attempts, which every claim raises and only a release takes
-back. A row that somebody else has had since still says most of it. What it does not say is taken for not written: so it
-is of a retry after which somebody else has failed with other words. And if two answers in a row are lost, a row that was
-given back, and that this worker claimed and delivered once more, passes for delivered the first time.
+state, whose the row was or what went wrong, and the count of attempts, which every claim raises and only a release
+takes back. A row that somebody else has had since still says most of it. What it does not say is taken for not written:
+so it is of a retry after which somebody else has failed, who may have done so in the same words. And if two answers in
+a row are lost, a row that was given back, and that this worker claimed and delivered once more, passes for delivered
+the first time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import psycopg
-from psycopg import sql
 
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import SubstrateLostError
-from spectral.core.events.infrastructure.postgres.script import rows_of
+from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
 from spectral.core.events.infrastructure.postgres.session import passes
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Released, Retry
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spectral.core.events.infrastructure.postgres.session import Session
     from spectral.core.events.ports import Conclusion
 
-_BECAME: Final = sql.SQL("select id, status, attempts, claimed_by, last_error from core.outbox_became({}::uuid[])")
+_BECAME: Final = b"select id, status, attempts, claimed_by, last_error from core.outbox_became(%s)"
 
 
 class _Became(NamedTuple):
@@ -51,7 +51,7 @@ async def stood(session: Session, doubted: Sequence[Conclusion], worker: str) ->
         return {}
     ids = [each.delivery.lease.row_id for each in doubted]
     try:
-        (answer,) = await session.script(_BECAME.format(sorted(set(ids))))
+        (answer,) = await session.script(_BECAME % uuid_array(sorted(set(ids))))
     except psycopg.Error as error:
         if passes(error):
             raise SubstrateLostError(describe(error)) from None
@@ -69,9 +69,10 @@ def _is_written(conclusion: Conclusion, row: _Became, worker: str) -> bool:
     match conclusion.outcome:
         case Handled() | AlreadyHandled():
             return row[:3] == ("delivered", attempts, worker)
-        case Retry(error, _):  # neither a claim nor a delivery changes the error, and a reaper writes its own
+        case Retry(error, _):  # neither the next claim nor a delivery changes it, and a reaper writes one of its own
             is_waiting = row[:3] == ("pending", attempts, None)
-            return row.last_error == error and (is_waiting or row.attempts > attempts)
+            is_tried_next = row.attempts == attempts + 1 and row.status in ("in_flight", "delivered")
+            return row.last_error == error and (is_waiting or is_tried_next)
         case DeadLetter(error):
             return row == ("failed", attempts, worker, error)
         case Released():  # a claim of what was reaped instead would have raised the count

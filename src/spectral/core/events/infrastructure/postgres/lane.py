@@ -20,7 +20,7 @@ from spectral.core.events.failure import SubstrateLostError, TransactionMisusedE
 from spectral.core.events.infrastructure.postgres.conclusions import Together, Writing, begin_one
 from spectral.core.events.infrastructure.postgres.doubt import stood
 from spectral.core.events.infrastructure.postgres.errands import KNOWS_DRIVER, PostgresErrands, Prepared
-from spectral.core.events.infrastructure.postgres.script import Statement, rows_of
+from spectral.core.events.infrastructure.postgres.script import Statement, quoted, rows_of
 from spectral.core.events.infrastructure.postgres.session import Session, explain, is_contention, passes
 from spectral.core.events.infrastructure.postgres.transaction import PostgresTransaction
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
@@ -302,11 +302,11 @@ class PostgresLane:
             return
         _, answer = await self._session.ask_script(b"reset all", _WHO_AND_HOW)
         ((role, kept),) = rows_of(answer)
-        self._require_role = _REQUIRE_ROLE.format(role).as_bytes(connection)
+        self._require_role = quoted(_REQUIRE_ROLE.format(role), connection)
         # In one statement: the server reads and plans each from its text.
         parts = [self._require_role, _UNLOCK.removeprefix(b"select ")]
         if not kept:
-            parts.append(self._session.apply_settings.as_bytes(connection).removeprefix(b"select "))
+            parts.append(quoted(self._session.apply_settings, connection).removeprefix(b"select "))
         self._settings = b", ".join(parts)
         self._prepared = Prepared()
         self._connection = connection

@@ -9,7 +9,7 @@ from psycopg import sql
 
 from spectral.core.events.infrastructure.postgres.claim_rows import COLUMNS, FAN_OUT, claim_answer, fanned_out
 from spectral.core.events.infrastructure.postgres.claims import PostgresClaims
-from spectral.core.events.infrastructure.postgres.script import uuid_array
+from spectral.core.events.infrastructure.postgres.script import quoted, uuid_array
 from spectral.core.events.relay.ports import ReferenceAnswer, RelayMode
 
 if TYPE_CHECKING:
@@ -48,24 +48,26 @@ class PostgresReferencedClaims(PostgresClaims):
         """See `ReferencedClaims`."""
         scope = (self._generations, self._channels)
         claims = [
-            _LATE.format(
-                self._settings.name,
-                ask.context,
-                *scope,
-                None if ask.event_types is None else list(ask.event_types),
-                ask.limit,
-                late,
-                list(ask.handler_names),
-            ).as_bytes(None)
+            quoted(
+                _LATE.format(
+                    self._settings.name,
+                    ask.context,
+                    *scope,
+                    None if ask.event_types is None else list(ask.event_types),
+                    ask.limit,
+                    late,
+                    list(ask.handler_names),
+                )
+            )
             for ask in asks
         ]
-        split, *claimed = await self._run([FAN_OUT.format(*scope).as_bytes(None), *claims])
+        split, *claimed = await self._run([quoted(FAN_OUT.format(*scope)), *claims])
         return fanned_out(split), [claim_answer(ask.context, rows) for ask, rows in zip(asks, claimed, strict=True)]
 
     def _these(self, ask: ReferenceAsk) -> bytes:
         """Ids and numbers need no quoting."""
-        scope = _THESE.format(self._settings.name, ask.context, self._generations, self._channels).as_bytes(None)
-        names = _FOR_HANDLERS.format(list(ask.handler_names), list(ask.handler_types)).as_bytes(None)
+        scope = quoted(_THESE.format(self._settings.name, ask.context, self._generations, self._channels))
+        names = quoted(_FOR_HANDLERS.format(list(ask.handler_names), list(ask.handler_types)))
         ids = uuid_array(each.row_id for each in ask.references)
         replays = _integers(each.replays for each in ask.references)
         attempts = _integers(each.attempts for each in ask.references)

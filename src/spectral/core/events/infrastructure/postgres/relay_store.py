@@ -12,7 +12,7 @@ from psycopg import sql
 from spectral.core.events.broker import BrokerLane, Reference
 from spectral.core.events.infrastructure.postgres.claim_rows import FAN_OUT_SUBSCRIBED, fanned_out
 from spectral.core.events.infrastructure.postgres.claims import CROWDED
-from spectral.core.events.infrastructure.postgres.script import rows_of, uuid_array
+from spectral.core.events.infrastructure.postgres.script import quoted, rows_of, uuid_array
 from spectral.core.events.infrastructure.postgres.session import Session
 from spectral.core.events.ports import AWAKE_FOR, NOTHING_ALONG
 from spectral.core.events.relay.ports import RelayMode, RelayOutlook, Scope, Taken
@@ -78,7 +78,7 @@ class PostgresRelayStore:
 
     async def look(self, broker: str, along: Along = NOTHING_ALONG, rings: Collection[str] = ()) -> RelayOutlook:
         """See `RelayStore`."""
-        page = _LANES.format(_PAGE, *self._behind).as_bytes(None)
+        page = quoted(_LANES.format(_PAGE, *self._behind))
         (mode, *_), lanes, *_ = await self._run([_MODE, page, *self._along(along), *_rings(rings)])
         found = RelayMode(*mode)
         broadcasts = [
@@ -87,7 +87,7 @@ class PostgresRelayStore:
         split: Rows = []
         if broadcasts and found.mode == broker:
             generations, channels = (sorted(set(column)) for column in zip(*broadcasts, strict=True))
-            split, lanes = await self._run([FAN_OUT_SUBSCRIBED.format(generations, channels).as_bytes(None), page])
+            split, lanes = await self._run([quoted(FAN_OUT_SUBSCRIBED.format(generations, channels)), page])
         has_more = len(lanes) >= _PAGE
         generation, channel, context, *_ = lanes[-1] if has_more else _BEFORE_THE_FIRST
         self._behind = (generation, channel, context)
@@ -100,7 +100,7 @@ class PostgresRelayStore:
     ) -> Taken | None:
         """See `RelayStore`."""
         composed = _TAKE.format(broker, lane.generation, lane.channel, lane.context, limit, start, lost)
-        (rows,) = await self._run([composed.as_bytes(None)])
+        (rows,) = await self._run([quoted(composed)])
         if not rows:
             return None
         (*_, resent, _, reached, stamp), *taken = rows
@@ -121,13 +121,13 @@ class PostgresRelayStore:
     async def hold(self, served: Sequence[tuple[str, str | None]]) -> bool:
         """See `Bell`."""
         contexts, types = (list(column) for column in zip(*served, strict=True))
-        hold = _HOLD.format(self._name, sorted(self._channels), contexts, types, AWAKE_FOR).as_bytes(None)
+        hold = quoted(_HOLD.format(self._name, sorted(self._channels), contexts, types, AWAKE_FOR))
         (((holds,),),) = await self._run([hold])
         return bool(holds)
 
     async def withdraw(self, contexts: Sequence[str], *, rings: bool = False) -> None:
         """See `Bell`."""
-        asleep = _ASLEEP.format(self._name, sorted(self._channels), list(contexts)).as_bytes(None)
+        asleep = quoted(_ASLEEP.format(self._name, sorted(self._channels), list(contexts)))
         await self._run([asleep, *(_rings(self._channels) if rings else ())])
 
     async def is_crowded(self) -> bool:
@@ -137,7 +137,7 @@ class PostgresRelayStore:
 
     async def is_quiet(self, contexts: Sequence[str]) -> bool:
         """See `Bell`."""
-        quiet = _QUIET.format(self._name, sorted(self._channels), list(contexts)).as_bytes(None)
+        quiet = quoted(_QUIET.format(self._name, sorted(self._channels), list(contexts)))
         (((is_quiet,),),) = await self._run([quiet])
         return bool(is_quiet)
 
@@ -150,7 +150,7 @@ class PostgresRelayStore:
         if along.awake:
             contexts, types = (list(column) for column in zip(*along.awake, strict=True))
             renewal = _AWAKE.format(self._name, sorted(self._channels), contexts, types, AWAKE_FOR)
-            script.append(renewal.as_bytes(None))
+            script.append(quoted(renewal))
         return script
 
     async def _run(self, script: Sequence[bytes]) -> list[Rows]:
@@ -158,7 +158,7 @@ class PostgresRelayStore:
 
 
 def _rings(channels: Collection[str]) -> list[bytes]:
-    return [_RING.format(channel).as_bytes(None) for channel in sorted(channels)]
+    return [quoted(_RING.format(channel)) for channel in sorted(channels)]
 
 
 def _microseconds(at: datetime) -> int:

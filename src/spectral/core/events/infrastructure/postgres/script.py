@@ -3,16 +3,20 @@
 A pipeline would do the same with parameters, but costs the driver several times as much as these statements cost the
 server. The values are quoted by the driver, or are numbers, times and ids, which need no quoting. It is the busiest
 road of a worker, so it goes straight to libpq: no cursor, no description of columns that nobody reads, no task to wait.
+
+They are quoted, and answers are read, as the driver does by itself: what a project teaches it afterwards, or a handler
+its connection, is no business of these statements.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors, generators, sql
-from psycopg.adapt import Transformer
+from psycopg.adapt import AdaptersMap, Transformer
 from psycopg.pq import ExecStatus
 from psycopg.waiting import Ready, Wait
 
@@ -29,6 +33,18 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 Statement: TypeAlias = sql.Composable | bytes
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY})
+
+
+@dataclass(frozen=True, slots=True)
+class _Untaught:
+    """Implements the driver's `AdaptContext`."""
+
+    adapters: AdaptersMap
+    connection: psycopg.AsyncConnection[Any] | None = None
+
+
+UNTAUGHT: Final = _Untaught(AdaptersMap(psycopg.adapters))
+"""The driver's ways with types, as they were when this was imported."""
 
 
 class StatementRefusedError(Exception):
@@ -50,8 +66,7 @@ async def run_script(
         psycopg.Error: the connection is lost.
         TimeoutError: there was no answer in time; the connection cannot be used any more.
     """
-    # bytes were quoted before
-    script = b"; ".join([each if isinstance(each, bytes) else each.as_bytes(connection) for each in statements])
+    script = b"; ".join([quoted(each, connection) for each in statements])
     pgconn = connection.pgconn
     async with connection.lock:
         pgconn.send_query(script)
@@ -112,11 +127,18 @@ def _note(ready: asyncio.Future[Ready], state: Ready) -> None:
         ready.set_result(state)
 
 
+def quoted(statement: Statement, connection: psycopg.AsyncConnection[Any] | None = None) -> bytes:
+    """With its values in it; bytes were quoted before."""
+    if isinstance(statement, bytes):
+        return statement
+    return statement.as_bytes(UNTAUGHT if connection is None else _Untaught(UNTAUGHT.adapters, connection))
+
+
 def rows_of(result: PGresult) -> Rows:
-    """Read as the driver reads by default, whatever a handler may have taught its connection."""
+    """Its rows."""
     if result.status != ExecStatus.TUPLES_OK or not result.ntuples:
         return []
-    transformer = Transformer()
+    transformer = Transformer(UNTAUGHT)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, tuple)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -19,7 +20,7 @@ from psycopg.rows import tuple_row
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.closing import close, finish
-from spectral.core.events.infrastructure.postgres.script import StatementRefusedError, run_script
+from spectral.core.events.infrastructure.postgres.script import UNTAUGHT, StatementRefusedError, run_script
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Session:
         self.apply_settings = sql.SQL("select {}").format(sql.SQL(", ").join(values))
         self._autocommit = not for_handlers
         self._kind = WatchedConnection if for_handlers else psycopg.AsyncConnection[Any]
+        self._ways = None if for_handlers else UNTAUGHT  # with types: handlers are used to the project's
         self._defaults = _with_defaults(dsn, wanted) if for_handlers else None
         self._defaults_refused = 0
         self._connection: psycopg.AsyncConnection[Any] | None = None
@@ -250,20 +252,21 @@ class Session:
 
     async def _connect(self, parameters: str) -> psycopg.AsyncConnection[Any]:
         """With the settings as defaults, if so; a pooler may refuse them, in whatever words, or lose them."""
+        connect = partial(self._kind.connect, autocommit=True, row_factory=tuple_row, context=self._ways)
         if self._defaults is not None:
             try:
                 given = conninfo.make_conninfo(parameters, options=self._defaults)
-                return await self._kind.connect(given, autocommit=True, row_factory=tuple_row)
+                return await connect(given)
             except psycopg.OperationalError as error:
                 if _refusal(str(error)):  # of the login, which is not to be tried twice
                     raise
-                connection = await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
+                connection = await connect(parameters)
                 # Once may be a server that came up in between.
                 self._defaults_refused += 1
                 if self._defaults_refused >= _REFUSED_FOR_GOOD:
                     self._defaults = None
                 return connection
-        return await self._kind.connect(parameters, autocommit=True, row_factory=tuple_row)
+        return await connect(parameters)
 
     async def _within(
         self, work: Awaitable[T], connection: psycopg.AsyncConnection[Any] | None, seconds: float | None = None
