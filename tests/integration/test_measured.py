@@ -137,6 +137,17 @@ async def test_publishes_are_counted_no_more_when_the_block_is_over(database: st
     assert scraped(metrics())[SENT] == 1
 
 
+async def test_of_two_blocks_each_may_end_first(database: str, environ: Mapping[str, str]) -> None:
+    one, another = (measured(worker(counting()[0]), environ=environ) for _ in range(2))
+    first, second = one.__enter__(), another.__enter__()
+    await publish(database, 1)
+    one.__exit__(None, None, None)
+    await publish(database, 2)
+    assert scraped(second())[SENT] == 2, "of several, the last one counts what is published"
+    another.__exit__(None, None, None)
+    assert SENT not in scraped(first())
+
+
 async def test_of_a_worker_with_a_probe_of_its_own_it_is_told_how_it_is(environ: Mapping[str, str]) -> None:
     delivering = worker(counting()[0], probe=NoteTaker())
     with measured(delivering, environ=environ, every=OFTEN) as metrics:

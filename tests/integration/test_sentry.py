@@ -115,9 +115,10 @@ async def test_dead_letters_of_a_real_worker_are_reported_without_what_is_in_the
     watch.flush(10)
     (report,) = transport.reports  # and the others of the same kind are held back
     stored = connection.execute(
-        "select id::text, last_error, attempts from core.outbox where id::text = %s", [report["extra"]["event_id"]]
+        "select id::text, last_error, attempts from core.outbox where id::text = %s", [report["tags"]["event_id"]]
     ).fetchone()
-    assert stored == tuple(report["extra"][name] for name in ("event_id", "last_error", "attempts"))
+    said = {**report["tags"], **report["extra"]}
+    assert stored == tuple(said[name] for name in ("event_id", "last_error", "attempts"))
     assert stored[1] == "RuntimeError: platform.project: cannot handle {'[payload]}"
     assert report["tags"]["handler_name"] == "platform.project"
     assert CANARY not in transport.text
@@ -155,7 +156,7 @@ async def test_a_row_that_nobody_handles_is_reported_by_a_real_worker(
             assert await asyncio.to_thread(reported.wait, 30)
     (report,) = transport.reports
     assert report["fingerprint"] == ["spectral", "worlds.scan.forgotten", "NoHandlerError"]
-    assert report["extra"]["event_id"] == str(event.event_id)
+    assert report["tags"]["event_id"] == str(event.event_id)
     assert (report["tags"]["source"], report["tags"]["target"]) == ("worlds", "platform")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from spectral.core.events.failure import SubstrateLostError
 from spectral.core.events.ports import NOTHING_ALONG, Along, ClaimAnswer, ClaimAsk, Outlook
+from spectral.core.events.probe import Claimed, Note, NoteTaker
 from spectral.core.events.routes import Line
 from tests.unit.claim_stage import Row, Stage, clock, play
 from tests.unit.test_routes import delivery
@@ -527,3 +529,24 @@ def test_it_knows_for_how_long_it_could_not_claim(monkeypatch: pytest.MonkeyPatc
             stage.loop.stop()
 
     play(scene)
+
+
+def test_how_long_a_claim_took_is_not_told_by_the_loop_s_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of uvloop knows whole milliseconds only; the one of this stage, seconds that nobody has waited."""
+    told: list[Note] = []
+    monkeypatch.setattr(NoteTaker, "tell", lambda _, note: told.append(note))
+
+    async def scene() -> None:
+        stage = Stage(monkeypatch, line(A))
+        stage.table.claim_takes = 1.0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.run())
+            stage.commit(Row(clock(), A))
+            await stage.until_done(within=30)
+            stage.loop.stop()
+
+    began = time.perf_counter()
+    play(scene)
+    claimed = [note.seconds for note in told if isinstance(note, Claimed)]
+    assert claimed
+    assert 0 < sum(claimed) < time.perf_counter() - began

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -78,6 +80,34 @@ def test_of_an_exception_it_keeps_what_may_be_kept(unheard: logging.Logger, stre
     assert "test_last_resort" in line["exception"]
     assert "ValueError" in line["exception"]
     assert "Stack" in line["stack"]
+    assert CANARY not in stream.getvalue()
+
+
+async def test_of_what_asyncio_says_nothing_is_kept_that_it_quotes(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("asyncio"), "propagate", False)  # as above
+    loop = asyncio.get_running_loop()
+
+    async def parse() -> int:
+        return int(CANARY)
+
+    def refuse(_: dict[str, str]) -> None:
+        raise LookupError(CANARY)
+
+    task = loop.create_task(parse())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    loop.call_soon(refuse, {"card": CANARY})
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    never, callback = lines(stream)
+    assert never["event"] == "Task exception was never retrieved"
+    assert "in parse" in never["exception"]
+    assert "ValueError" in never["exception"]
+    assert callback["event"].startswith("Exception in callback")
+    assert "LookupError" in callback["exception"]
     assert CANARY not in stream.getvalue()
 
 

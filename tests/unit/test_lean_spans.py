@@ -14,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON, ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanContext, StatusCode, TraceFlags
@@ -31,6 +31,7 @@ from spectral_workers.otlp_spans import encode_spans, write_spans
 from spectral_workers.span_heaps import HeapQueue
 from spectral_workers.span_queue import Limits, SpanQueue
 from tests.unit.log_notes import delivery
+from tests.unit.test_watch import fail
 
 PUBLISHED = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01"
 UNSAMPLED = f"{PUBLISHED[:-2]}00"
@@ -308,17 +309,52 @@ def test_one_that_cannot_be_written_costs_no_other(lightly: Lightly) -> None:
     assert heap.data == 2 * write_spans([good])[0].data
 
 
-def test_what_is_not_written_is_counted() -> None:
+@pytest.mark.parametrize(("write", "unwritten"), [(lambda spans: as_they_are(spans[2:]), 2), (lambda _: fail(), 6)])
+def test_what_is_not_written_is_counted(write: Any, unwritten: int) -> None:  # noqa: ANN401  as the provider takes it
     exporter = InMemorySpanExporter()
     queues = SpanQueue(InMemorySpanExporter()), HeapQueue(exporter, LIMITS)
-    provider = LeanProvider(RESOURCE, *queues, lambda spans: as_they_are(spans[1:]))
+    provider = LeanProvider(RESOURCE, *queues, write)
     watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
-    for _ in range(3):
+    _, before = losses.SPANS.counted()
+    for _ in range(6):
         watch.begin(act()).end()
     watch.catch_up()
     provider.shutdown()
-    assert len(exported(exporter)) == 2
-    assert watch.troubles()["traces"] == (0, 1)
+    assert len(exported(exporter)) == 6 - unwritten
+    assert losses.SPANS.counted()[1] - before == unwritten
+
+
+class Slow(InMemorySpanExporter):
+    """Says what it has been given, and takes it when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.let_go = threading.Event(), threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.given.set()
+        self.let_go.wait(PATIENCE)
+        return super().export(spans)
+
+
+def test_at_the_end_neither_queue_waits_for_the_other_s_collector() -> None:
+    of_spans, of_heaps = Slow(), Slow()
+    queues = SpanQueue(of_spans, schedule_delay_millis=600_000), HeapQueue(of_heaps, LIMITS._replace(delay=600.0))
+    provider = LeanProvider(RESOURCE, *queues, as_they_are)
+    watch = Watch({}, tracer=OpenTelemetryTracer(Identity(generation=3), "worker-1", provider))
+    watch.begin(act()).end()
+    watch.begin(act()).end(RuntimeError("no"))
+    assert watch.flush(PATIENCE)
+    ending = threading.Thread(target=provider.shutdown)
+    ending.start()
+    for exporter in (of_spans, of_heaps):
+        assert exporter.given.wait(PATIENCE)
+    assert ending.is_alive()
+    for exporter in (of_spans, of_heaps):
+        exporter.let_go.set()
+    ending.join(PATIENCE)
+    assert not ending.is_alive()
+    assert [len(exported(exporter)) for exporter in (of_spans, of_heaps)] == [1, 1]
 
 
 # touched

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import psycopg
@@ -19,8 +19,9 @@ import structlog
 from spectral.core.events import ConfigurationError, probe
 from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, flush_all
+from spectral.core.events.infrastructure.observability.standard import standard_watch
 from spectral.core.events.infrastructure.observability.watch import Watch
-from spectral.core.events.outcome import Handled
+from spectral.core.events.outcome import Handled, Retry
 from spectral_workers.logs import LEVELS, PatientWriter, configure_logs, json_logger, missed_lines
 from spectral_workers.measured import troubles
 from tests.unit.log_notes import CANARY, NOTES, WHO, Line, delivery, finished, row_ref, unconfigured_structlog
@@ -306,6 +307,36 @@ def test_lines_that_nobody_reads_are_dropped_and_counted_as_the_log_s() -> None:
     assert dropped - before[0] == writer.dropped == 2 * CAPACITY + 7 - len(stream.getvalue().splitlines())
     assert writer.dropped >= 7
     assert failed == before[1]
+
+
+def test_lines_are_written_in_the_order_of_their_times_although_some_are_made_late() -> None:
+    writer = PatientWriter(stream := io.StringIO())
+    late, *others = ('{"timestamp": "2026-11-19T08:00:00.00000%dZ"}' % each for each in (2, 1, 3, 3))  # noqa: UP031
+    writer.write_lines("\n".join(others[1:]), 2)
+    for line in (late, others[0]):
+        writer.msg(line)
+    assert written(stream).splitlines() == [others[0], late, *others[1:]]
+    for line in ("on a terminal", "nothing", "is moved"):
+        writer.msg(line)
+    assert written(stream).splitlines()[4:] == ["on a terminal", "nothing", "is moved"]
+
+
+def test_what_failed_is_said_before_what_went_well_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = configure_logs(WHO, {})
+    watch = standard_watch(WHO, "me", lines=lines)
+    arrived = threading.Event()
+
+    def msg(self: PatientWriter, line: str) -> None:
+        self.write_lines(line, 1)
+        arrived.set()
+
+    monkeypatch.setattr(PatientWriter, "warning", msg)
+    watch.tell(finished(Retry("X: no", timedelta(0))))
+    assert arrived.wait(0.03), "it has not waited for more of its kind"
+    watch.tell(finished(Handled()))
+    assert [line["status_result"] for line in documents(stream)] == ["retry", "delivered"]
 
 
 def test_of_lines_that_come_together_those_are_dropped_for_which_there_is_no_room() -> None:

@@ -19,10 +19,12 @@ from spectral.core.events import metrics
 from spectral.core.events.infrastructure.observability import otel_metrics
 from spectral.core.events.infrastructure.observability.otel_metrics import OpenTelemetryMetrics, observe
 from spectral.core.events.infrastructure.observability.recorder import Recorder
+from spectral.core.events.infrastructure.observability.watch import Watch
 from spectral.core.events.metrics import METRICS, Kind, Sample
-from spectral.core.events.probe import Failure
+from spectral.core.events.probe import Failure, SettlementWritten
 from tests.unit.test_metrics_recorder import finished, life, published, ran
 from tests.unit.test_routes import COMPLETED
+from tests.unit.test_watch import PATIENCE
 
 Points = dict[tuple[str, frozenset[tuple[str, Any]]], Any]
 
@@ -192,3 +194,28 @@ for scope in resource.scope_metrics:
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["spectral.emitter.up 1", "spectral.loop.blocked 1.0"]
+
+
+def test_a_collection_that_has_everything_told_first_does_not_wait_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds what the instruments of a provider that nobody has told of yet are made with."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    monkeypatch.setattr(otel, "get_meter_provider", lambda: provider)
+    watch = Watch({"otel_metrics": (tool := OpenTelemetryMetrics())})
+
+    def read() -> list[Sample]:
+        watch.catch_up()
+        return [Sample(metrics.EMITTER_UP, (), 1)]
+
+    end = observe(read)
+    watch.tell(SettlementWritten(1, 0.1))
+    collecting = threading.Thread(target=reader.collect, daemon=True)
+    collecting.start()
+    collecting.join(PATIENCE)
+    assert not collecting.is_alive()
+    tool.tell(finished())
+    assert "messaging.client.consumed.messages" in {name for name, _ in collected(reader)}, "counted soon after it"
+    end()
+    provider.shutdown()

@@ -57,6 +57,7 @@ def test_a_dead_letter_is_reported_with_who_what_and_why() -> None:
         "formatted": "worlds.scan.completed to platform has failed: ValueError",
     }
     assert event["tags"] == {
+        "event_id": str(EVENT_ID),
         "event_type": "worlds.scan.completed",
         "source": "worlds",
         "target": "platform",
@@ -66,7 +67,6 @@ def test_a_dead_letter_is_reported_with_who_what_and_why() -> None:
         "environment": "staging",
     }
     assert event["extra"] == {
-        "event_id": str(EVENT_ID),
         "last_error": ERROR,
         "attempts": 6,
         "worker": "worker-1",
@@ -98,7 +98,7 @@ def test_a_row_whose_workers_were_lost_is_reported() -> None:
     event = only(kept)
     assert event["fingerprint"] == ["spectral", "worlds.scan.completed", "WorkerLostError"]
     assert event["extra"]["last_error"] == "WorkerLostError: worker worker-2 is gone"
-    assert (event["extra"]["event_id"], event["extra"]["attempts"]) == (str(EVENT_ID), 6)
+    assert (event["tags"]["event_id"], event["extra"]["attempts"]) == (str(EVENT_ID), 6)
     assert event["tags"]["generation"] == "3"
 
 
@@ -128,6 +128,7 @@ def test_a_row_that_is_known_is_reported_with_whose_it_was(note: Reaped | Unhand
     event = only(kept)
     assert event["fingerprint"] == ["spectral", "worlds.scan.completed", "WorkerLostError"]
     assert event["tags"] == {
+        "event_id": str(EVENT_ID),
         "event_type": "worlds.scan.completed",
         "source": "worlds",
         "target": "platform",
@@ -136,7 +137,7 @@ def test_a_row_that_is_known_is_reported_with_whose_it_was(note: Reaped | Unhand
         "environment": "staging",
     }
     said = event["extra"]
-    assert (said["event_id"], said["last_error"], said["attempts"]) == (str(EVENT_ID), DEAD.last_error, 6)
+    assert (said["last_error"], said["attempts"]) == (DEAD.last_error, 6)
     assert event["contexts"]["trace"] == {"trace_id": TRACE_ID, "span_id": ROW_SPAN_ID}
     (crumb,) = event["breadcrumbs"]["values"]
     assert crumb["data"] == {

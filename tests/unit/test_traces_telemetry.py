@@ -124,7 +124,7 @@ def test_as_many_spans_wait_and_are_sent_at_once_as_the_environment_says(
     script = """
     configure()
     from opentelemetry import trace
-    heaps, spans = trace.get_tracer_provider()._active_span_processor._span_processors
+    spans, heaps = trace.get_tracer_provider()._active_span_processor._span_processors
     batches = spans._batch_processor
     answer(spans=[batches._max_queue_size, batches._max_export_batch_size], heaps=heaps.limits)
     """
@@ -146,7 +146,7 @@ def test_the_resource_says_who_speaks() -> None:
         "team": "a",
     }
     assert said.items() <= done.found.items()
-    assert done.found["service.version"]
+    assert "service.version" not in done.found, "it is the project's to say"
     assert done.found["service.instance.id"]
     owned = Done(script, {"OTEL_EXPORTER_OTLP_ENDPOINT": NOWHERE, "OTEL_RESOURCE_ATTRIBUTES": "service.version=9.9"})
     assert owned.found["service.version"] == "9.9"
@@ -293,7 +293,7 @@ def test_sentry_is_told_no_values_and_nothing_of_the_machine() -> None:
     done = Done(script, {"SENTRY_DSN": "http://key@127.0.0.1:9/1"})
     found = done.found
     assert done.said == []
-    assert found.pop("release").startswith("spectral-events@")
+    assert "spectral" not in str(found.pop("release")), "it is the project's: of its checkout, if there is one"
     assert found == {
         "environment": "tests",
         "server_name": "",

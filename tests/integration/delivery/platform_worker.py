@@ -93,6 +93,9 @@ class Notes(NoteTaker):
     def tell(self, note: Note) -> None:
         self._told.append(note)
 
+    def forget(self) -> None:
+        self._told.clear()
+
     def of(self, kind: type[N]) -> list[N]:
         return [note for note in self._told if isinstance(note, kind)]
 

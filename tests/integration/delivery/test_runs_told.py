@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+from collections import Counter, defaultdict
+from uuid import UUID
 
 import psycopg
 import pytest
 
 from spectral.core.events import Consumer, TerminalHandlerError, Transaction
+from spectral.core.events.infrastructure.postgres.lane import PostgresLane
+from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from spectral.core.events.outcome import Released
 from spectral.core.events.probe import Finished, HandlerRan
 from tests.integration.delivery.platform_worker import COMPLETED, NEVER_AGAIN, STARTED, Bench, Scan, until, write_effect
-from tests.integration.delivery.trusted import ALL_ENDED, WARM, trusting
+from tests.integration.delivery.trusted import ALL_ENDED, WARM, project_scans, trusting
 
 
 @pytest.fixture
@@ -135,3 +139,65 @@ async def test_a_failure_that_is_not_charged_because_the_row_was_given_back_is_t
     assert await bench.status(event_id) == "failed"
     ran = [(note.act.handler_name, note.failure and note.failure.kind) for note in bench.notes.of(HandlerRan)]
     assert ran == [("platform.note", None), ("platform.refuse", "TerminalHandlerError"), ("platform.wait", None)]
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, where: type, name: str, by: float) -> None:
+    """It takes so many seconds more."""
+    call = getattr(where, name)
+
+    async def slowed(self: object, *given: object) -> object:
+        await asyncio.sleep(by)
+        return await call(self, *given)
+
+    monkeypatch.setattr(where, name, slowed)
+
+
+def compare_times(bench: Bench, *, numbers: int, at_least: float, less_than: float) -> None:
+    """What is told of rows that were settled is for how long their handlers ran, and so is what is told of those."""
+    ran: dict[UUID, float] = defaultdict(float)
+    for note in bench.notes.of(HandlerRan):
+        ran[note.act.delivery.event_id] += note.seconds
+    settled = {note.delivery.event_id: note.seconds for note in bench.notes.of(Finished)}
+    assert len(settled) == numbers
+    for event_id, seconds in settled.items():
+        assert at_least <= seconds < less_than
+        assert seconds == pytest.approx(ran[event_id], abs=0.05)
+
+
+async def test_a_row_s_duration_is_its_handlers_and_not_that_of_gates_and_settlements(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        await write_effect(tx, "project", scan.number)
+        await asyncio.sleep(0.1)
+
+    @platform.on(COMPLETED)
+    async def index(_: Scan, __: Transaction) -> None:
+        await asyncio.sleep(0.1)
+
+    @platform.on(STARTED)
+    async def mail(_: Scan) -> None:
+        await asyncio.sleep(0.2)
+
+    for where, name in ((PostgresLane, "begin"), (PostgresLane, "commit"), (PostgresSettlements, "settle")):
+        slow(monkeypatch, where, name, 0.5)
+    await bench.publish(0)
+    await bench.publish(1, event_type=STARTED)
+    await bench.drain(platform, lanes=1)
+    compare_times(bench, numbers=2, at_least=0.19, less_than=0.5)
+
+
+@pytest.mark.usefixtures("round_trips")
+async def test_so_it_is_of_rows_that_ran_beside_each_other(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project_scans(platform)
+    async with trusting(bench, platform):
+        for name in ("begin_together", "commit_together"):
+            slow(monkeypatch, PostgresLane, name, 0.5)
+        bench.notes.forget()
+        await bench.publish(*range(5))
+        await until(lambda: bench.value(ALL_ENDED))
+        await until(lambda: len(bench.notes.of(Finished)) == 5)
+    compare_times(bench, numbers=5, at_least=0.0, less_than=0.5)

@@ -8,13 +8,16 @@ does: `logging` asks its last resort only where it has found no handler.
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import structlog
 
+from spectral.core.events.conceal import UNKNOWN
 from spectral.core.events.infrastructure.observability.log_writer import process_logger, timestamp
+from spectral.core.events.infrastructure.observability.told import EXCEPTION, exception_told
 from spectral.core.events.infrastructure.observability.traces import current_traceparent
 
 if TYPE_CHECKING:
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 
 _WARNINGS: Final = "py.warnings"
 """The logger that the standard library itself uses for them."""
+
+_ASYNCIO: Final = "asyncio"
+"""The logger of what nobody has chosen to say: with what a callback was given, and all that an exception says."""
+
+_CONSTANT: Final = re.compile(r"[^(<{\[\"'\n]*")
 
 _LEVELS: Final = ((logging.CRITICAL, "critical"), (logging.ERROR, "error"), (logging.WARNING, "warning"))
 
@@ -56,13 +64,15 @@ def _message(record: logging.LogRecord) -> str:
         message = record.getMessage()
     except Exception:  # noqa: BLE001  arguments that do not fit: half of it is better than none
         return str(record.msg)
-    # In its further lines asyncio quotes the exception, of which another field tells as much as may be told.
-    return message.partition("\n")[0] if record.name == "asyncio" else message
+    constant = _CONSTANT.match(message) if record.name == _ASYNCIO else None
+    return message if constant is None else constant[0].rstrip()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     fields: dict[str, Any] = {"timestamp": timestamp(record.created), "logger": record.name}
-    if record.exc_info:
+    if record.exc_info and record.name == _ASYNCIO:
+        fields[EXCEPTION] = exception_told(record.exc_info, UNKNOWN)
+    elif record.exc_info:
         fields["exc_info"] = record.exc_info
     if record.stack_info:
         fields["stack"] = record.stack_info

@@ -11,8 +11,10 @@ none of our attributes meets. Else the tracer answers none, and is asked for a s
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import abstractmethod
+from contextlib import suppress
 from functools import partial
 from random import getrandbits
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -37,6 +39,7 @@ from spectral.core.events.infrastructure.observability.lean import (
 from spectral.core.events.infrastructure.observability.origins import NOT_SAMPLED, NOTHING, remote_span, with_span
 from spectral.core.events.infrastructure.observability.slim import MUCH
 from spectral.core.events.infrastructure.observability.traces import SCOPE
+from spectral_workers import losses
 from spectral_workers.span_queue import tell_of_no_room
 
 if TYPE_CHECKING:
@@ -78,11 +81,18 @@ class LeanProvider(TracerProvider):
 
     def __init__(self, resource: Resource, spans: SpanQueue, heaps: HeapQueue, write: Writes) -> None:
         super().__init__(resource=resource, shutdown_on_exit=False)  # its own way to end would wait for ever
-        for queue in (heaps, spans):  # they are ended in this order, and heaps are what there is most of
+        for queue in (spans, heaps):
             self.add_span_processor(queue)
         self._write = write
         self._heaps = heaps
         self._processors = _processors_of(self._active_span_processor)
+
+    def shutdown(self) -> None:
+        """See `TracerProvider`. Both queues at once: each may wait for its collector longer than there is time."""
+        heaps = threading.Thread(target=self._heaps.shutdown, name="spectral-spans-end", daemon=True)
+        with suppress(RuntimeError):  # no room for a thread: one after the other
+            heaps.start()
+        super().shutdown()  # which waits for it
 
     def get_tracer(
         self,
@@ -447,9 +457,12 @@ def _send(write: Writes, queue: HeapQueue, spans: Sequence[KeptSpan]) -> None:
     if len(taken) < len(spans):
         tell_of_no_room(len(spans) - len(taken))
     written = 0
-    for start in range(0, len(taken), most):
-        for heap in write(taken[start : start + most]):
-            written += heap.spans
-            queue.put(heap)
+    try:
+        for start in range(0, len(taken), most):
+            for heap in write(taken[start : start + most]):
+                written += heap.spans
+                queue.put(heap)
+    except Exception:  # noqa: BLE001, S110  counted below, span by span
+        pass
     if written < len(taken):
-        raise ValueError(f"{len(taken) - written} spans cannot be written")
+        losses.SPANS.count(failed=len(taken) - written)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TextIO
 from weakref import WeakSet
 
@@ -19,6 +20,7 @@ import structlog
 from spectral.core.events.failure import ConfigurationError
 from spectral.core.events.infrastructure.observability.log_writer import SAID, timestamp, who_speaks
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, Outlet
+from spectral.core.events.infrastructure.observability.plain_lines import BEGINNING
 from spectral.core.events.infrastructure.observability.told import without_exception
 from spectral_workers.last_resort import hear_the_unheard
 from spectral_workers.whole_lines import shared_descriptor, write_whole
@@ -42,6 +44,7 @@ _IN_LINES: Final = ("exception", "stack")
 # Escapes all of the above, and whatever else is not printable ASCII. Made once: json.dumps would make one for a line.
 # A circle ends in a RecursionError as well; to look out for it takes time on every line.
 _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
+_TIME: Final = itemgetter(slice(len(BEGINNING) + len(timestamp(0.0))))
 _writers: Final[WeakSet[LineWriter]] = WeakSet()
 
 
@@ -201,6 +204,9 @@ class PatientWriter(LineWriter):
         if parts:
             with self._counting:
                 self._waits -= count
+            if all(part.startswith(BEGINNING) for part in parts):  # not those that a terminal shows
+                # Several threads have made them, and some are made later than others: as the times say that they begin.
+                parts.sort(key=_TIME)
             try:
                 super().msg("\n".join(parts))
             except (OSError, ValueError):  # nobody is there any more

@@ -72,6 +72,7 @@ class HeapQueue(SpanProcessor):
         self._calls: SimpleQueue[_Flush | str] = SimpleQueue()
         self._is_called = False
         self._start = threading.Lock()
+        self._ending = threading.Lock()
         self._start_at = 0.0
         self._thread: threading.Thread | None = None
 
@@ -98,11 +99,12 @@ class HeapQueue(SpanProcessor):
     def shutdown(self) -> None:
         """See `SpanProcessor`."""
         self._is_over = True
-        if not self._is_ended:
-            self._is_sent(PATIENCE)
-            self._is_ended = True
-            self._calls.put(_END)
-            self._exporter.shutdown()
+        with self._ending:  # whoever comes second waits too
+            if not self._is_ended:
+                self._is_sent(PATIENCE)
+                self._is_ended = True
+                self._calls.put(_END)
+                self._exporter.shutdown()
 
     def _is_sent(self, within: float) -> bool:
         if not self._waits:

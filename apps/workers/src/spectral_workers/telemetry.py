@@ -13,7 +13,6 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import metrics, trace
@@ -130,8 +129,8 @@ def _resource(identity: Identity) -> Resource:
     certain: dict[str, str | int] = {"service.name": identity.service, "spectral.generation": identity.generation}
     if identity.environment != _UNSET:
         certain["deployment.environment.name"] = identity.environment
-    # The project's own version, if OTEL_RESOURCE_ATTRIBUTES has it, is said instead of ours.
-    return Resource({"service.version": version("spectral-events")}).merge(Resource.create(certain))
+    # Its version is the project's to say, in OTEL_RESOURCE_ATTRIBUTES: ours is the scope's.
+    return Resource.create(certain)
 
 
 def _set_up_traces(exporters: Iterable[str], resource: Resource) -> Callable[[], object]:
@@ -284,7 +283,7 @@ def _sentry(identity: Identity, environ: Mapping[str, str]) -> list[Callable[[],
         sentry_sdk.init(
             dsn=dsn,
             environment=identity.environment if identity.environment != _UNSET else environ.get("SENTRY_ENVIRONMENT"),
-            release=environ.get("SENTRY_RELEASE") or f"spectral-events@{version('spectral-events')}",
+            release=environ.get("SENTRY_RELEASE"),  # else what the SDK finds, which is the project's
             server_name="",  # nothing would make it look for the host's
             default_integrations=False,  # they report arguments, modules, and every error that is logged
             auto_enabling_integrations=False,

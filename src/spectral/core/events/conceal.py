@@ -30,6 +30,9 @@ MIN_STRETCH: Final = 12
 MAX_PAYLOAD: Final = 12 * 1024
 """Characters of JSON that are looked through in a few milliseconds."""
 MAX_TEXT: Final = 2_048
+UNKNOWN: Final = " " * (MAX_PAYLOAD + 1)
+"""Stands for a payload that is not known: more than can be looked through, so that a message is withheld."""
+
 _MAX_MARKS: Final = 2_500
 _LONGEST_CUT: Final = 64
 """So much before the end of a text that was cut a value may have begun, of which the rest is missing: not shown."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from spectral.core.events.conceal import MAX_PAYLOAD
+from spectral.core.events.conceal import MAX_PAYLOAD, UNKNOWN
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, PublishError
 
@@ -107,7 +107,7 @@ def _payloads_beside(act: Publish, error: BaseException) -> str | None:
                 found.append(json.dumps(each.payload, ensure_ascii=False))
                 length += len(found[-1])
     except Exception:  # noqa: BLE001  it is the caller's, and may be anything by now
-        return " " * (MAX_PAYLOAD + 1)
+        return UNKNOWN
     return f"[{', '.join(found)}]"
 
 

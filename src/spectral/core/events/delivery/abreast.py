@@ -9,6 +9,7 @@ Nobody is told that a statement was refused: whose it was will hear of it when i
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from spectral.core.events.delivery import runs
@@ -82,10 +83,12 @@ class _Walkers:
         self._left = 0
         self._waiter: asyncio.Future[None] | None = None
         self._is_on = True  # afterwards, the connection is somebody else's
+        self._began = 0.0
         errands.on_errand = self._wake
 
     async def walk(self, rows: Sequence[tuple[Delivery, Handler]]) -> None:
         deadline = self._loop.time() + min(handler.timeout_seconds for _, handler in rows)
+        self._began = time.monotonic()
         activities = self._desk.watch_many(rows)
         for (delivery, handler), activity in zip(rows, activities, strict=True):
             self._set_out(delivery, handler, activity)
@@ -226,7 +229,7 @@ class _Walkers:
     def _end_those_who_arrived(self) -> list[_Walk]:
         arrived, self._arrived = self._arrived, []
         for walk in arrived:
-            self._desk.left(walk.delivery, walk.handler.name, walk.activity, walk.error)
+            self._desk.left(walk.delivery, walk.handler.name, walk.activity, walk.error, self._began)
         return arrived
 
 

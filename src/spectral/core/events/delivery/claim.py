@@ -185,11 +185,11 @@ class ClaimLoop:
             return False
         self._has_asked = True
         reached("claim.before")
-        began = clock()
+        began, measured = clock(), time.perf_counter()
         fanned_out, answers = await self._claim([ask for _, ask in asks], ahead=ahead)
         reached("claim.after")
         seconds = clock() - began
-        self._tell(asks, answers, seconds)
+        self._tell(asks, answers, time.perf_counter() - measured)
         self._started.set()
         self._full = self._positions.full(asks, answers)
         rows = sum(len(answer.deliveries) for answer in answers)
@@ -309,7 +309,7 @@ class ClaimLoop:
         clock = asyncio.get_running_loop().time
         ask = ClaimAsk(line.context, line.event_types, line.handler_names, 1, handler_types=line.handler_types)
         reached("claim.before")
-        began = clock()
+        began, measured = clock(), time.perf_counter()
         try:
             answer = await self._claims.claim_aside(ask, aside)
         except SubstrateLostError:
@@ -317,7 +317,7 @@ class ClaimLoop:
                 await self._claims.leave_quarantine(line.context)
             raise
         reached("claim.after")
-        self._tell([(line, ask)], [answer], clock() - began)
+        self._tell([(line, ask)], [answer], time.perf_counter() - measured)
         self._desk.hold(answer.deliveries, line)
         if self._is_stale(clock() - began):
             self._desk.release(answer.deliveries)

@@ -153,6 +153,7 @@ class Desk:
         if entry.runs:  # it is run again
             runs.take_back(entry.taken_runs())
         entry.started = time.monotonic()
+        entry.seconds = None
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
@@ -261,6 +262,8 @@ class Desk:
         if entry is not None:
             entry.running = False
             entry.cancel = None  # whoever ran it may be busy with another row by now
+            if ran and entry.seconds is None and entry.started is not None:  # by somebody who does nothing else between
+                entry.seconds = time.monotonic() - entry.started
             if done is None:
                 done = entry.done
         # As `Conclusion(...)`, without the call in between.
@@ -374,16 +377,25 @@ class Desk:
         acts: list[Handle] = [tuple.__new__(Handle, (delivery, handler.name)) for delivery, handler in handled]  # pyright: ignore[reportUnknownMemberType]
         return self._telling.begin_many(acts)
 
-    def left(self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None) -> None:
+    def left(
+        self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None, began: float
+    ) -> None:
         """A handler has ended in a transaction; what is told of it waits until it is known whether that is kept."""
         activity.leave()
         entry = self._entries.get(id(delivery))
         if entry is None:
             runs.undo(activity, error)
         else:
+            entry.seconds = (entry.seconds or 0.0) + time.monotonic() - began
             # As `Run(...)`, without the call in between.
             entry.activity = activity
             entry.runs = (*entry.runs, tuple.__new__(Run, (handler_name, activity, error)))  # pyright: ignore[reportUnknownMemberType]
+
+    def ended(self, delivery: Delivery, began: float) -> None:
+        """A handler has ended that began then, outside of the transaction of its row."""
+        entry = self._entries.get(id(delivery))
+        if entry is not None:
+            entry.seconds = (entry.seconds or 0.0) + time.monotonic() - began
 
     def blame(self, delivery: Delivery, handler_name: str, error: BaseException) -> None:
         """What this handler wrote is not kept, and that is its failure, whatever it thought of it."""

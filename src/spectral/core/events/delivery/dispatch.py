@@ -7,6 +7,7 @@ outcome follows.
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -51,6 +52,7 @@ async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Tra
     Raises:
         CancelledError: the worker is being stopped; the handler was cancelled too.
     """
+    began = time.monotonic()
     activity = desk.watch(delivery, handler)
     told = desk.context_for(delivery, handler, activity.traceparent) if handler.wants_context else None
     try:
@@ -65,8 +67,9 @@ async def run(desk: Desk, handler: Handler, delivery: Delivery, transaction: Tra
         raise
     if transaction is None:
         activity.end(execution.error)
+        desk.ended(delivery, began)
     else:
-        desk.left(delivery, handler.name, activity, execution.error)
+        desk.left(delivery, handler.name, activity, execution.error, began)
     if execution.ran_away:
         desk.probe.tell(HandlerRanAway(delivery, handler.name))
     return execution

@@ -19,6 +19,7 @@ class Entry:
     """One row that is held. Most rows never differ from what stands in the class: only what does is their own."""
 
     started: float | None = None
+    seconds: float | None = None  # for which its handlers have run
     running = False
     cancel: Callable[[Delivery], object] | None = None
     alone = False

@@ -104,7 +104,7 @@ def _finished(conclusion: Conclusion, entry: Entry | None, now: float) -> Finish
     delivery, outcome, _, ran = conclusion
     seconds, since_due, traceparent = 0.0, 0.0, None
     if entry is not None:
-        seconds = 0.0 if entry.started is None else now - entry.started
+        seconds = entry.seconds or 0.0
         since_due = delivery.waited + now - entry.since
         traceparent = None if entry.activity is None else entry.activity.traceparent
     # As `Finished(...)`, without the call in between.

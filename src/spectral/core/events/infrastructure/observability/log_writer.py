@@ -55,7 +55,7 @@ _FROM_HANDLER: Final = 4
 _PLAIN: Final = re.compile(r"[\w.:/@+,-]+", re.ASCII)
 
 
-_second: tuple[int, str] = (0, "")
+_second: tuple[int, str] = (-1, "")
 
 
 def timestamp(at: float) -> str:

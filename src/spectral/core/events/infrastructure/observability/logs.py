@@ -91,6 +91,9 @@ def handler_logger(
     return EventLogger("spectral.handler", fields, delivery.payload, patient=identity is not None)
 
 
+_SOON: Final = 0.002  # seconds
+
+
 class LogTool:
     """Implements `Tool`: a line for every note.
 
@@ -107,6 +110,8 @@ class LogTool:
         says_plain: bool = True,
     ) -> None:
         self._says_plain = says_plain
+        self.gather = None if says_plain else _SOON
+        """See `Tool`. Else what failed would be said after what went well next."""
         self._identity = self._who = who_speaks(identity)
         self._named = {} if worker is None else {"worker": worker}
         self._publisher = LogWriter("spectral.publish", logger)

@@ -101,7 +101,8 @@ class OpenTelemetryMetrics:
 
     def _look(self) -> _Instruments | None:
         provider = otel.get_meter_provider()
-        if provider is not self._provider:
+        # Not in a collection, which has what is needed to make instruments, and waits for its end: soon after it.
+        if provider is not self._provider and not _collecting.is_on:
             self._instruments = _instruments_of(provider) if _is_real(provider) else None
             self._provider = provider
         return self._instruments
@@ -169,6 +170,13 @@ class _Instruments:
             return known
 
 
+class _Collecting(threading.local):
+    """Whether this thread is asked by a provider that collects."""
+
+    is_on = False
+
+
+_collecting: Final = _Collecting()
 _known: WeakKeyDictionary[MeterProvider, _Instruments] = WeakKeyDictionary()
 _knowing = threading.Lock()
 _read_at_once: WeakSet[_ReadAtOnce] = WeakSet()
@@ -262,7 +270,11 @@ class _ReadAtOnce:
         with self._lock:
             # One that is asked for again belongs to another collection, such as the last one before the end.
             if metric in self._asked or time.monotonic() - self._read_at > _READ_ANEW_AFTER:
-                self._read = self._samples()
+                _collecting.is_on = True
+                try:
+                    self._read = self._samples()
+                finally:
+                    _collecting.is_on = False
                 self._read_at = time.monotonic()
                 self._asked.clear()
             self._asked.add(metric)

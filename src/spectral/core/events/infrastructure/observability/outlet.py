@@ -43,11 +43,15 @@ def is_in_outlet() -> bool:
 
 
 class Outlet:
-    """Runs what it is given, in order, in a thread of its own that starts with the first of it."""
+    """Runs what it is given, in order, in a thread of its own that starts with the first of it.
 
-    def __init__(self, name: str, capacity: int = CAPACITY) -> None:
+    gather: for so many seconds, instead of as long as everywhere.
+    """
+
+    def __init__(self, name: str, capacity: int = CAPACITY, *, gather: float | None = None) -> None:
         self.name = name
         self._capacity = capacity
+        self._gather = gather
         self.start_anew()
         _outlets.add(ref(self, _outlets.discard))
 
@@ -134,7 +138,7 @@ class Outlet:
         while True:
             self._filled.get()
             with suppress(Empty):
-                self._hurry.get(timeout=_GATHER)
+                self._hurry.get(timeout=_GATHER if self._gather is None else self._gather)
             self._is_called = False  # first: what comes from now on calls again
             self._is_running = True
             # What is put meanwhile has called again, and gathers until the next time.

@@ -32,7 +32,8 @@ _Route: TypeAlias = tuple[str, str, "str | None", int]
 _Parts: TypeAlias = tuple[str, str, str, str, str]
 _NOTHING: Final[_Alike] = ("", "", "", ())
 _NO_PARTS: Final[_Parts] = ("", "", "", "", "")
-_BEGINNING: Final = '{"timestamp": "'
+BEGINNING: Final = '{"timestamp": "'
+"""Of every line of the worker's own log, before its time."""
 
 
 def is_plain(note: Finished | Published) -> bool:
@@ -111,7 +112,7 @@ class PlainLines:
             if alike != last:  # mostly they are all alike
                 form, (start, after_trace, after_event, between, end) = self._known.get(alike) or self._learn(alike)
                 last = alike
-                start = _BEGINNING + stamp + start
+                start = BEGINNING + stamp + start
             carried = traceparent or delivery[10]
             if (
                 attempts == 1
@@ -159,7 +160,7 @@ class PlainLines:
             f'{self._head}"', '", "event_id": "', f'", {route}null, "attempts": 1, {end}', ack, result
         )  # fmt: skip
         head, route, end = (each.replace("%", "%%") for each in (self._head, route, end))
-        form = f'{_BEGINNING}%s{head}%s, "event_id": "%s", {route}%s, "attempts": %d%s, {end}%.1f{ack}%.1f{result}'
+        form = f'{BEGINNING}%s{head}%s, "event_id": "%s", {route}%s, "attempts": %d%s, {end}%.1f{ack}%.1f{result}'
         return self._known.setdefault(alike, (form, usual))
 
     def of_published(self, notes: Sequence[tuple[Published, float]]) -> str:
@@ -175,7 +176,7 @@ class PlainLines:
             workspace = "null" if event.workspace_id is None else f'"{event.workspace_id}"'
             trace_id = _trace_id(event.trace_context or traceparent)
             parts += (
-                _BEGINNING, timestamp(at), head, trace_id, end, str(event.event_id), route, workspace,
+                BEGINNING, timestamp(at), head, trace_id, end, str(event.event_id), route, workspace,
                 f', "duration_ms": {seconds * 1000:.1f}}}\n',
             )  # fmt: skip
         return _joined(parts)

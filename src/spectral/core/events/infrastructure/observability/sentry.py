@@ -144,6 +144,7 @@ class SentryTool:
     def _report(self, loss: Loss, allowed: Allowed) -> dict[str, object]:
         said = (loss.event_type or "an event", loss.target or _UNKNOWN, loss.error_class)
         tags = {
+            "event_id": loss.event_id,  # by which one looks for it
             "event_type": loss.event_type,
             "source": loss.source,
             "target": loss.target,
@@ -153,7 +154,6 @@ class SentryTool:
             "environment": self._identity.environment,
         }
         extra = {
-            "event_id": loss.event_id,
             "last_error": loss.last_error,
             "attempts": loss.attempts,
             "worker": self._worker,

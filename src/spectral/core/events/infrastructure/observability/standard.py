@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _of_publishers: Final[dict[Identity, Watch]] = {}
 _counting: Final[dict[str, Counting]] = {}
+_all_counting: Final[list[tuple[str, Counting]]] = []
 
 
 def publishers_watch(identity: Identity) -> Watch:
@@ -43,16 +44,24 @@ def watches_of_publishers() -> list[Watch]:
 
 @contextmanager
 def publishes_counted(name: str, counting: Counting) -> Generator[None]:
-    """While the block runs, whatever this process publishes is counted by this too."""
-    _counting[name] = counting
-    for watch in watches_of_publishers():
-        watch.count_with(name, counting)
+    """While the block runs, whatever this process publishes is counted by this too; of several, by the last one."""
+    _all_counting.append((name, counting))
+    _count_with_the_last(name)
     try:
         yield
     finally:
+        _all_counting.remove((name, counting))
+        _count_with_the_last(name)
+
+
+def _count_with_the_last(name: str) -> None:
+    last = next((counting for known, counting in reversed(_all_counting) if known == name), None)
+    if last is None:
         del _counting[name]
-        for watch in watches_of_publishers():
-            watch.count_without(name)
+    else:
+        _counting[name] = last
+    for watch in watches_of_publishers():
+        watch.count_without(name) if last is None else watch.count_with(name, last)
 
 
 def standard_watch(

@@ -31,7 +31,8 @@ class Tool(Protocol):
     each note of a kind it cares for, so it must be quick; what it does not want is not queued. And it may say that it
     `only_counts`, as things stand: then it is told as whatever is `Counting` is, without an outlet, by its
     `tell_many_at` and `tell_published` too if it has them. By `wants_well(kind) -> bool` it may say, once for many of
-    them, whether it would do anything about a delivery or a handler that went well.
+    them, whether it would do anything about a delivery or a handler that went well. `gather`: for how many seconds
+    notes wait for more of them at the most, if it is told seldom and should not be late.
     """
 
     def cares_for(self, kind: type[Note]) -> bool:

@@ -111,7 +111,9 @@ class Watch:
         tracer: Tracer | None = None,
     ) -> None:
         self._quick = dict(quick or {})
-        self._slow = [_Reader(Outlet(name), tool, getattr(tool, "wants", None)) for name, tool in slow.items()]
+        self._slow = [
+            _Reader(_outlet_for(name, tool), tool, getattr(tool, "wants", None)) for name, tool in slow.items()
+        ]
         self._tracer = tracer
         self._start_many: Callable[[Sequence[Handle]], list[Begun] | None] = getattr(tracer, "start_many", _one_by_one)
         self._leave_many: Callable[[Sequence[Closing], Sequence[float]], Sequence[Closing]] = getattr(
@@ -508,6 +510,10 @@ def _one_by_one(_: Sequence[Handle]) -> None:
 def _leave_each(spans: Sequence[Closing], seconds: Sequence[float]) -> list[Closing]:
     """The same."""
     return [span for span, took in zip(spans, seconds, strict=True) if not span.leave(None, took)]
+
+
+def _outlet_for(name: str, tool: Tool) -> Outlet:
+    return Outlet(name, gather=getattr(tool, "gather", None))
 
 
 def _only_counts(tool: Tool, _: type[Note]) -> bool:
