@@ -162,20 +162,32 @@ class LeanTracer(trace.Tracer):
 
     def start_first(self, acts: Sequence[Handle], began: int) -> Sequence[KeptSpan] | None:
         """See `LeanSpans`."""
-        if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
+        if not self._begins(acts):
             return None
-        everything, children, next_span_id = self._everything, self._children, self._next_span_id
-        if not (everything and children):
-            for act in acts:
-                traceparent = act.delivery.trace_context or ""
-                if not (everything if traceparent[-1:] in NOT_SAMPLED else children):
-                    return None
+        next_span_id = self._next_span_id
         return [
             FirstSpan(self, began, next_span_id() or 1, act)
             if len(act[0][8]) <= MUCH  # its payload, or that would wait with the span
             else AnySpan(self, began, next_span_id() or 1, first_facts(act))
             for act in acts
         ]
+
+    def start_first_one(self, act: Handle, began: int) -> KeptSpan | None:
+        """See `LeanSpans`."""
+        if not self._begins((act,)):
+            return None
+        if len(act[0][8]) <= MUCH:  # as above
+            return FirstSpan(self, began, self._next_span_id() or 1, act)
+        return AnySpan(self, began, self._next_span_id() or 1, first_facts(act))
+
+    def _begins(self, acts: Sequence[Handle]) -> bool:
+        """Whether it records the first attempts at all of these, and nobody else wants to know of them."""
+        if self._multiple._span_processors is not self._processors:  # noqa: SLF001  somebody has added one
+            return False
+        if self._everything and self._children:
+            return True
+        traceparents = [act.delivery.trace_context or "" for act in acts]
+        return all(self._everything if each[-1:] in NOT_SAMPLED else self._children for each in traceparents)
 
     @staticmethod
     def leave_lean_many(spans: Sequence[KeptSpan], seconds: Sequence[float]) -> list[KeptSpan]:

@@ -147,6 +147,10 @@ class LeanSpans(Protocol):
         """
         ...
 
+    def start_first_one(self, act: Handle, began: int) -> LeanSpan | None:
+        """The same of one."""
+        ...
+
     def leave_lean_many(self, spans: Sequence[Any], seconds: Sequence[float]) -> Sequence[Closing]:
         """As `Tracer.leave_many`."""
         ...

@@ -145,13 +145,19 @@ class OpenTelemetryTracer:
         if not isinstance(act, Handle):
             tracer = self._source.tracer(look=True)
             return None if tracer is None or not act.envelopes else self._publish(tracer, act)
-        tracer = self._source.known or self._source.tracer()
-        easily = self._easily(act, tracer)
-        return easily if easily is not None or tracer is None else _handle_at_length(tracer, act)
+        source = self._source
+        tracer = source.known or source.tracer()
+        if tracer is None or source.lean is None or not _is_recorded_first(act, source):
+            easily = self._easily(act, tracer)
+            return easily if easily is not None or tracer is None else _handle_at_length(tracer, act)
+        span = source.lean.start_first_one(act, time.time_ns())
+        if span is None:
+            return _handle_at_length(tracer, act)
+        # As `Lean(...)`, without the call in between: it is done for each event.
+        return tuple.__new__(Lean, (None, copy_within(span), span, None))  # pyright: ignore[reportUnknownMemberType]
 
     def _easily(self, act: Handle, tracer: Tracer | None) -> Carried | Lean | None:
-        """Without a span of the SDK's, if that will do."""
-        # Without a call that can be spared, and by position: it is done for each event.
+        """Without a span of the SDK's, if that will do; not of one that is tried for the first time and recorded."""
         source, delivery = self._source, act[0]
         traceparent = delivery[10]
         if traceparent is not None and len(traceparent) != TRACEPARENT_LENGTH:
@@ -161,8 +167,7 @@ class OpenTelemetryTracer:
             if tracer is None or (is_first and source.follows_its_parent and traceparent[-1] in NOT_SAMPLED):
                 return carried(traceparent)
             if is_first:
-                spans = None if source.lean is None else source.lean.start_first((act,), time.time_ns())
-                return None if spans is None else Lean(None, copy_within(spans[0]), spans[0])
+                return None
         if source.lean is None:
             return None
         sort = _sort_of_root(act, is_linked=traceparent is not None)
@@ -174,20 +179,11 @@ class OpenTelemetryTracer:
         source = self._source
         if source.known is None or source.lean is None:
             return None
-        began, follows_its_parent = time.time_ns(), source.follows_its_parent
+        began = time.time_ns()
         begun: list[Begun] = []
         together: list[Handle] = []
         for act in acts:
-            # As above.
-            delivery = act[0]
-            traceparent = delivery[10]
-            if (
-                traceparent is not None
-                and len(traceparent) == TRACEPARENT_LENGTH
-                and delivery[14] == 1
-                and delivery[19] == 0
-                and not (follows_its_parent and traceparent[-1] in NOT_SAMPLED)
-            ):
+            if _is_recorded_first(act, source):
                 together.append(act)
                 continue
             if not _begin_together(source.lean, together, began, begun):
@@ -240,6 +236,20 @@ class OpenTelemetryTracer:
         if span is None:
             return None
         return Lean(span.traceparent, None, span, enter(span))
+
+
+def _is_recorded_first(act: Handle, source: TracerSource) -> bool:
+    """Whether its event, which carries a traceparent, is tried for the first time and recorded."""
+    # By position: it is done for each event.
+    delivery = act[0]
+    traceparent = delivery[10]
+    return (
+        traceparent is not None
+        and len(traceparent) == TRACEPARENT_LENGTH
+        and delivery[14] == 1
+        and delivery[19] == 0
+        and not (source.follows_its_parent and traceparent[-1] in NOT_SAMPLED)
+    )
 
 
 def _sort_of_root(act: Handle, *, is_linked: bool) -> Sort:

@@ -329,7 +329,8 @@ class Watch:
             traced = self._tracer.start(act)
             # Nobody else has had a say in the first two, so they took no time.
             if isinstance(traced, Lean):
-                return LeanActivity(self, act, began, *traced)
+                traceparent, context, span, go_back = traced
+                return LeanActivity(self, act, began, traceparent, context, span, go_back)
             if isinstance(traced, Carried):
                 return self._timed(act, began, traced.traceparent, traced.context)
             if traced is not None:
