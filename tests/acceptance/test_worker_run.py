@@ -97,6 +97,7 @@ def test_every_log_line_is_one_json_object_that_says_when_and_who(database: str,
     assert {(line["event_id"], line["trace_id"], line["attempts"]) for line in about} == {
         (about[0]["event_id"], "a" * 32, 1)
     }
+    assert {line["worker"] for line in about} == {worker.logged("started")[0]["worker"]}
     assert {"claimed", "settled", "stopped"} <= {line["event"] for line in documents}
 
 

@@ -223,7 +223,7 @@ def _listener(routes: Routes, options: WorkerOptions) -> Listener:
     if broker is not None:
         reception = _reception(broker, database.dsn, settings, routes, probe)
         connections = replace(connections, claims=reception, reception=reception)
-    logger_for = partial(logs.handler_logger, identity=identity)
+    logger_for = partial(logs.handler_logger, identity=identity, worker=settings.name)
     return Listener(connections, Desk(settings, routes, probe, logger_for, random.random))
 
 

@@ -77,7 +77,11 @@ _LEVELS: Final = {"retry": WARNING, "failed": ERROR}
 
 
 def handler_logger(
-    delivery: Delivery, handler_name: str, traceparent: str | None = None, identity: Identity | None = None
+    delivery: Delivery,
+    handler_name: str,
+    traceparent: str | None = None,
+    identity: Identity | None = None,
+    worker: str | None = None,
 ) -> Logger:
     """The logger a handler is given: every line says which event it is about.
 
@@ -86,7 +90,8 @@ def handler_logger(
 
     def fields() -> dict[str, Any]:
         who = {"generation": delivery.generation} if identity is None else who_speaks(identity)
-        return _of(who, delivery, traceparent) | {"handler_name": handler_name}
+        named = {} if worker is None else {"worker": worker}
+        return _of(who, delivery, traceparent) | named | {"handler_name": handler_name}
 
     return EventLogger("spectral.handler", fields, delivery.payload, patient=identity is not None)
 
