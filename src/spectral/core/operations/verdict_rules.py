@@ -187,8 +187,8 @@ def _waiting_for_nobody(backlog: Backlog, stray: Stray, severity: Level) -> Find
         severity,
         f"{_standing(backlog)}: no handler of {stray.context} is on record for {listed(stray.event_types)}"
         f" in generation {stray.generation}",
-        f"Nobody runs them, and {words.GIVEN_UP} after they were due they go to the DLQ as NoHandlerError; a release"
-        f" that handles them may replay them from there{rest}",
+        f"Nobody runs them, and {words.GIVEN_UP} after they were due they go to the DLQ as NoHandlerError; replay them"
+        f" from there when a release handles them{rest}",
         words.list_pending(stray.context, stray.event_types[0]),
     )
 
