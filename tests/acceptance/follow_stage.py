@@ -187,6 +187,10 @@ def assert_shown(shown: dict[str, Any], story: Story) -> None:
     if shown["error"] is not None:
         assert shown["error"]["handler_name"] == story.attempts[0].handler
         kept.append(f"{shown['error']['error_class']}: {shown['error']['message']}")
+        failed = [attempt.number for attempt in story.attempts if attempt.error is not None]
+        assert shown["error_execution"] == failed[-1]
+        told = [moment["detail"] for moment in shown["timeline"] if moment["what"] in {"first failure", "failed"}]
+        assert told[-1].endswith(shown["error"]["message"])
     errors = [attempt.error for attempt in story.attempts if attempt.error is not None]
     assert kept == errors[-len(kept) :]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -60,6 +61,31 @@ def test_show_tells_the_whole_course_of_an_event(spectral: Shell, connection: Co
     ]
     assert "platform.handler has not taken effect" in lines
     assert lines[-2:] == ["payload (2 bytes)", "{}"]
+
+
+def test_show_tells_a_failure_that_was_made_good_for_what_it_is(spectral: Shell, connection: Connection) -> None:
+    event_id = publish(connection)
+    settle(connection, claim(connection), "retry", "ConnectionError: platform.handler: away")
+    settle(connection, claim(connection, worker="worker-2"), "delivered")
+    lines = spectral("events", "show", str(event_id)).out.splitlines()
+    words = [" ".join(line.split()) for line in lines]
+    assert "last error ConnectionError in platform.handler, execution 1 of 2" in words
+    course = lines[lines.index("course") + 1 :][:4]
+    assert [line.split("Z  ", 1)[1] for line in course] == [
+        "published by worlds",
+        "first failure: execution 1: ConnectionError: platform.handler: away",
+        "claimed by worker-2: execution 2",
+        "delivered",
+    ]
+    assert all(re.fullmatch(r"  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z  .*", line) for line in course)
+
+
+def test_show_tells_of_what_waits_for_nobody_how_that_ends(spectral: Shell, connection: Connection) -> None:
+    shown = spectral("events", "show", str(publish(connection))).out
+    assert "no handler of platform is on record for this type in generation 1\n" in shown
+    assert "a worker of platform puts it into the DLQ as NoHandlerError,\n" in shown
+    subscribe(connection, "platform")
+    assert "NoHandlerError" not in spectral("events", "show", str(publish(connection))).out
 
 
 def test_what_an_event_holds_is_no_order_to_the_terminal(spectral: Shell, connection: Connection) -> None:

@@ -81,6 +81,15 @@ def test_an_attempt_that_was_lost_with_its_worker_is_told_by_who_took_it_back(da
     assert fields(handled, "attempts", "status_result", "trace_id") == (2, "delivered", span.trace_id)
     assert fields(shown, "status", "attempts", "trace_id") == ("delivered", 2, sent.trace_id)
     assert fields(shown["error"], "error_class", "message") == ("WorkerLostError", f"worker {worker} is gone")
+    # The row keeps when it was lost, and which execution it was, though the next one did well.
+    course = [fields(moment, "what", "by", "detail") for moment in shown["timeline"]]
+    assert course == [
+        ("published", "worlds", None),
+        ("first failure", None, f"execution 1: WorkerLostError: worker {worker} is gone"),
+        ("claimed", handled["worker"], "execution 2"),
+        ("delivered", None, None),
+    ]
+    assert shown["error_execution"] == 1
 
 
 def test_a_broadcast_has_a_story_for_each_context_under_one_id(database: str, tmp_path: Path) -> None:
@@ -112,6 +121,7 @@ def test_a_broadcast_has_a_story_for_each_context_under_one_id(database: str, tm
     assert by_log["worlds"]["last_error"] == f"TerminalHandlerError: worlds.count: {error}"
     assert by_trace["worlds"].status[1] == f"TerminalHandlerError: {error}"
     assert fields(by_row["worlds"]["error"], "handler_name", "message") == ("worlds.count", error)
+    assert fields(by_row["worlds"]["timeline"][-1], "what", "by") == ("failed", by_log["worlds"]["worker"])
 
 
 def test_an_event_without_a_handler_has_no_attempt_and_a_reason(database: str, tmp_path: Path) -> None:
@@ -133,6 +143,8 @@ def test_an_event_without_a_handler_has_no_attempt_and_a_reason(database: str, t
     assert processed == []
     assert fields(shown, "attempts", "status", "trace_id") == (0, "failed", sent.trace_id)
     assert fields(shown["error"], "error_class", "handler_name", "message") == ("NoHandlerError", None, reason)
+    assert shown["error_execution"] is None
+    assert fields(shown["timeline"][-1], "what", "by") == ("failed", None), "nobody had it"
 
 
 def test_of_events_that_were_published_together_each_leads_to_the_one_publish(database: str, tmp_path: Path) -> None:

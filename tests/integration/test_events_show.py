@@ -198,6 +198,73 @@ async def test_a_discarded_event_says_so_and_by_whom(operator: Database, connect
     assert (found.status, found.timeline[-1].what) == ("failed", "brought back")
 
 
+async def test_a_failure_that_was_made_good_is_shown_with_its_time_and_its_execution(
+    operator: Database, connection: Connection
+) -> None:
+    event_id = publish(connection)
+    settle(connection, claim(connection, worker="worker-1"), "retry", "ConnectionError: platform.index: away")
+    settle(connection, claim(connection, worker="worker-2"), "delivered")
+    found = await get_event(operator, event_id)
+    assert (found.status, found.attempts, found.error_execution) == ("delivered", 2, 1)
+    assert [(each.what, each.by, each.detail) for each in found.timeline] == [
+        ("published", "worlds", None),
+        ("first failure", None, "execution 1: ConnectionError: platform.index: away"),
+        ("claimed", "worker-2", "execution 2"),
+        ("delivered", None, None),
+    ]
+    assert found.timeline[1].at == found.first_failed_at
+    assert as_document(found)["error_execution"] == 1
+
+
+async def test_a_worker_that_was_killed_is_a_part_of_the_course(operator: Database, connection: Connection) -> None:
+    event_id = publish(connection)
+    claim(connection, worker="worker-1")
+    connection.execute("select core.outbox_reap('0 seconds', '0 seconds')")
+    (held,) = claim(connection, worker="worker-2")
+    lost = (await get_event(operator, event_id)).timeline[1]
+    assert (lost.what, lost.detail) == (
+        "first failure",
+        "execution 1: WorkerLostError: worker worker-1 let its lease run out",
+    )
+    settle(connection, [held], "dead_letter", "ValueError: platform.index: no")
+    found = await get_event(operator, event_id)
+    assert (found.timeline[-1].what, found.timeline[-1].by, found.error_execution) == ("failed", "worker-2", 2)
+
+
+async def test_what_is_published_in_sql_is_published_before_it_is_due(
+    operator: Database, connection: Connection
+) -> None:
+    event_id = outbox_row(connection, created_at="2026-01-31T12:00:00.000001Z", next_attempt_at="2026-01-31T12:00Z")
+    assert [each.what for each in (await get_event(operator, event_id)).timeline] == ["published", "due"]
+
+
+async def test_what_waits_for_a_context_that_does_not_know_its_type_says_so(
+    operator: Database, connection: Connection
+) -> None:
+    connection.execute(
+        "select core.outbox_subscribe(1, '{platform}', '{worlds.other.happened}', '{platform.index}', '{6}', true)"
+    )
+    event_id, broadcast = publish(connection), publish(connection, target=None)
+    assert (await get_event(operator, event_id)).unsubscribed
+    assert not (await get_event(operator, broadcast)).unsubscribed, "what nobody hears is over, and no dead letter"
+    subscribe(connection, "platform.index", generation=2)
+    assert (await get_event(operator, event_id)).unsubscribed, "only another generation knows it"
+    subscribe(connection, "platform.index")
+    assert not (await get_event(operator, event_id)).unsubscribed
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_listener_takes_what_nobody_is_subscribed_to(
+    operator: Database, connection: Connection, *, alive: bool
+) -> None:
+    connection.execute(
+        "select core.worker_sign_in('ear', '{1}', '{platform}', '{outbox_gen_1}', 'box', 4711, '0.1')",
+    )
+    if alive:
+        connection.execute("select pg_advisory_lock_shared(core.worker_lock_key('ear'))")
+    assert (await get_event(operator, publish(connection))).unsubscribed is not alive
+
+
 async def test_an_event_that_does_not_exist_is_told_with_what_to_do(operator: Database) -> None:
     unknown = uuid4()
     with pytest.raises(NotFoundError, match=f"there is no event {unknown}") as caught:

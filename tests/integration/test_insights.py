@@ -18,7 +18,7 @@ from spectral.core.events import ConfigurationError, metrics
 from spectral.core.operations import insights_sql
 from spectral.core.operations.documents import as_document
 from spectral.core.operations.gauges import gauges
-from spectral.core.operations.insights import COUNT_CAP, Amount, Backlog, Snapshot, take_snapshot
+from spectral.core.operations.insights import COUNT_CAP, STRAYS_LOOKED, Amount, Backlog, Snapshot, take_snapshot
 from spectral.core.operations.verdict import judge
 from spectral.core.operations.verdict_values import Limits
 from tests.migrations.schema import role
@@ -175,6 +175,57 @@ async def test_a_look_reads_no_more_rows_than_it_counts(connection: psycopg.Conn
     ]
     assert not [node for node in nodes if node["Node Type"] == "Seq Scan"]
     assert max(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in nodes) == cap
+
+
+def subscribe(connection: psycopg.Connection[Any], event_type: str) -> None:
+    connection.execute(
+        "select core.outbox_subscribe(1, '{platform}', array[%s], '{platform.index}', '{6}', true)", [event_type]
+    )
+
+
+async def test_what_waits_for_nobody_is_told_from_what_is_behind(
+    operator: Database, connection: psycopg.Connection[Any]
+) -> None:
+    sign_in(connection, "lives")
+    subscribe(connection, "worlds.scan.completed")
+    publish(connection, 2)
+    assert (await take_snapshot(operator)).strays == ()
+    earlier = datetime.now(UTC) - 2 * AGO
+    publish(connection, 1, event_type="worlds.scan.lost", created_at=earlier, next_attempt_at=earlier)
+    publish(connection, 1, event_type="worlds.scan.lost", next_attempt_at=datetime.now(UTC) + AGO)
+    snapshot = await take_snapshot(operator)
+    (stray,) = snapshot.strays
+    assert (stray.context, stray.generation, stray.channel) == ("platform", 1, "outbox_gen_1")
+    assert (stray.event_types, stray.rows, stray.looked) == (("worlds.scan.lost",), 1, 3)
+    assert stray.oldest_due == of(snapshot, "platform").oldest_due
+    assert (
+        "no handler of platform is on record for worlds.scan.lost in generation 1" in judge(snapshot).sentences[1].text
+    )
+    assert as_document(snapshot)["strays"][0]["event_types"] == ["worlds.scan.lost"]
+
+
+async def test_a_moment_s_wait_is_no_reason_to_look_who_is_subscribed(
+    operator: Database, connection: psycopg.Connection[Any]
+) -> None:
+    publish(connection, 1, next_attempt_at=datetime.now(UTC))
+    assert (await take_snapshot(operator)).strays == ()
+
+
+async def test_what_waits_for_nobody_is_looked_for_among_few_rows_and_by_index(
+    connection: psycopg.Connection[Any],
+) -> None:
+    publish(connection, 5000, status="delivered", delivered_at=datetime.now(UTC))
+    publish(connection, 5000)
+    connection.execute("analyze core.outbox")
+    lanes = {"generations": [1], "channels": ["outbox_gen_1"], "contexts": ["platform"]}
+    asked = {"now": datetime.now(UTC), "looked": STRAYS_LOOKED, **lanes}
+    with connection.transaction():
+        connection.execute(insights_sql.BY_INDEX)
+        statement = b"explain (analyze, format json) " + insights_sql.STRAYS
+        ((plan,),) = connection.execute(statement, asked).fetchall()
+    nodes = [node for node in nodes_of(plan[0]["Plan"]) if node.get("Relation Name", "").startswith("outbox")]
+    assert {node["Index Name"] for node in nodes} == {"outbox_pending_idx"}
+    assert max(node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in nodes) == STRAYS_LOOKED
 
 
 async def test_nobody_has_more_counted_than_the_cap(connection: psycopg.Connection[Any]) -> None:

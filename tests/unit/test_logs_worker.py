@@ -167,16 +167,69 @@ def plain(shown: str) -> str:
 def test_what_is_no_text_is_shown_as_it_looks_without_quotation_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = configured(monkeypatch, Terminal())
     structlog.get_logger().info("said", listed=["it's"], number=1.5, yes=True, nothing=None, text="two words")
-    assert (
-        plain(written(stream)).rstrip().endswith("listed=[\"it's\"] number=1.5 yes=True nothing=None text='two words'")
+    assert "listed=[\"it's\"] number=1.5 yes=True nothing=None text='two words'" in plain(written(stream))
+
+
+def test_a_line_for_a_person_begins_with_what_happened_and_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    tool = LogTool(WHO, "me")
+    tool.tell(probe.Started("me", 3, ("worlds",)))
+    failure = "ConnectionError: worlds.index: the index is away"
+    tool.tell(finished(Retry(failure, timedelta(0))), 1_700_000_000.5)
+    started, handled = plain(written(stream)).splitlines()
+    event = delivery()
+    assert started.endswith("worker=me service=shop environment=test generation=3")
+    assert handled.startswith(
+        f"22:13:20.500 [warning  ] handled   {event.event_type} retry last_error='{failure}' attempts="
     )
+    assert f" event_id={event.event_id} " in handled
+    assert not {"service", "environment", "generation", "timestamp"} & set(re.findall(r"(\w+)=", handled))
+    assert "None" not in started + handled
+
+
+def test_on_a_terminal_a_line_says_who_speaks_if_it_is_the_first_or_of_somebody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = configured(monkeypatch, Terminal())
+    log = structlog.get_logger()
+    for fields in ({}, {}, {"generation": 2}, {"generation": True}, {"trace_id": None, "found": None, "trace": None}):
+        log.info("said", **fields)
+    log.info("started")
+    *said, started = plain(written(stream)).splitlines()
+    first, second, other, odd, own = (line.partition("said")[2] for line in said)
+    assert first.split() == ["service=shop", "environment=test", "generation=3"]
+    assert (second.split(), other.split(), odd.split()) == ([], ["generation=2"], ["generation=True"])
+    assert own.split() == ["found=None", "trace=None"], "what somebody says himself is said"
+    assert started.endswith("started   service=shop environment=test generation=3")
+
+
+def test_what_a_handler_says_itself_stands_before_where_it_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    cast("structlog.stdlib.BoundLogger", handler_logger(delivery(), "worlds.index", None, WHO)).info("found", pages=7)
+    (line,) = plain(written(stream)).splitlines()
+    assert line.split("] ")[1].startswith(f"found     {delivery().event_type} attempts=")
+    assert re.findall(r"(\w+)=", line)[:4] == ["attempts", "pages", "handler_name", "event_id"]
+    assert "service=" not in line, "the first line of a worker may well be a handler's"
+
+
+@pytest.mark.parametrize("time", ["yesterday", "2023-11-14 22:13:20", "2023-11-14T22:13:20.123456Z\x1b[2J"])
+def test_a_time_of_somebody_s_own_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, time: str) -> None:
+    stream = configured(monkeypatch, Terminal())
+    structlog.get_logger().info("said", timestamp=time)
+    assert plain(written(stream)).startswith(time.replace("\x1b", "\\x1b") + " [info")
+
+
+def test_what_has_no_name_on_a_terminal_passes_for_no_other_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = configured(monkeypatch, Terminal())
+    structlog.get_logger().info("said", event_type="a.b.c failed error=forged", status_result="already handled")
+    assert "'a.b.c failed error=forged' 'already handled'" in plain(written(stream))
 
 
 def test_lines_of_a_field_of_the_handler_s_own_pass_for_none_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = configured(monkeypatch, Terminal())
     structlog.get_logger().info("said", stack="first\nforged", exception="second\nforged")
     first, *others = plain(written(stream)).splitlines()
-    assert first.endswith("trace_id=None")
+    assert first.endswith("said      service=shop environment=test generation=3")
     assert [line for line in others if line.strip("=")] == ["    first", "    forged", "    second", "    forged"]
 
 

@@ -77,9 +77,9 @@ def test_the_course_of_an_event_that_failed_twice_and_was_delivered() -> None:
     )
     assert [(each.what, each.by, each.detail) for each in told] == [
         ("published", "worlds", None),
-        ("failed", None, "after 6 executions, failing since 2026-01-31 12:00:09: ValueError: no"),
+        ("failed", None, "after 6 executions, failing since 2026-01-31 12:00:09.000: ValueError: no"),
         ("replayed (cycle 1)", "ada", "fixed"),
-        ("failed", None, "after 6 executions, failing since 2026-01-31 12:00:29: ValueError: no"),
+        ("failed", None, "after 6 executions, failing since 2026-01-31 12:00:29.000: ValueError: no"),
         ("replayed (cycle 2)", "ada", "again"),
         ("claimed", "w", "execution 1"),
         ("delivered", None, None),
@@ -110,7 +110,7 @@ def test_the_course_of_a_discarded_event_says_who_and_why_or_at_least_that_it_wa
 def test_the_course_of_what_waits_ends_with_when_it_is_due() -> None:
     waiting = course(
         attempts=2,
-        claimed_by="w",
+        claimed_at=after(20),
         first_failed_at=after(3),
         last_error="TimeoutError: slow",
         next_attempt_at=after(60),
@@ -118,10 +118,57 @@ def test_the_course_of_what_waits_ends_with_when_it_is_due() -> None:
     handed = entry(1, "hand_over", 30, "its workers are gone", generation=2)
     assert [(each.what, each.detail) for each in timeline(waiting, [], [handed])] == [
         ("published", None),
-        ("first failure", "TimeoutError: slow"),
+        ("first failure", "of 2 executions that failed, the last with TimeoutError: slow"),
+        ("claimed", "execution 2"),
         ("handed over", "to generation 2: its workers are gone"),
         ("due", None),
     ]
+
+
+FAILED_ONCE = {"attempts": 2, "first_failed_at": after(1), "last_error": "WorkerLostError: worker v is gone"}
+
+
+@pytest.mark.parametrize(
+    ("came_to", "last"),
+    [
+        ({"status": "delivered", "delivered_at": after(3)}, ["claimed", "delivered"]),
+        ({"status": "in_flight"}, ["claimed"]),
+    ],
+)
+def test_what_was_made_good_later_is_a_part_of_the_course_too(came_to: dict[str, Any], last: list[str]) -> None:
+    now = course(**FAILED_ONCE, claimed_by="w", claimed_at=after(2), **came_to)
+    published, failure, claimed, *_ = told = timeline(now, [], [])
+    assert (published.what, failure.what, failure.at, failure.by) == ("published", "first failure", after(1), None)
+    assert failure.detail == "execution 1: WorkerLostError: worker v is gone"
+    assert (claimed.by, claimed.detail) == ("w", "execution 2")
+    assert [each.what for each in told[2:]] == last
+    assert (now.failures, now.failed_execution) == (1, 1)
+
+
+def test_of_several_failures_before_it_was_delivered_the_number_and_the_last_error_are_known() -> None:
+    now = course(**FAILED_ONCE | {"attempts": 4}, status="delivered", claimed_at=after(9), delivered_at=after(9))
+    assert [(each.what, each.at, each.detail) for each in timeline(now, [], [])][1:3] == [
+        ("first failure", after(1), "of 3 executions that failed, the last with WorkerLostError: worker v is gone"),
+        ("claimed", after(9), "execution 4"),
+    ]
+    assert now.failed_execution == 3
+
+
+@pytest.mark.parametrize(
+    ("claimed_by", "execution"), [("w", 2), pytest.param(None, None, id="failed because nobody handles it")]
+)
+def test_a_dead_letter_says_with_which_worker_it_failed(claimed_by: str | None, execution: int | None) -> None:
+    dead = course(**FAILED_ONCE, status="failed", claimed_by=claimed_by, claimed_at=after(5))
+    failed = timeline(dead, [], [])[-1]
+    assert (failed.what, failed.at, failed.by, dead.failed_execution) == ("failed", after(5), claimed_by, execution)
+    assert failed.detail == (
+        "after 2 executions, failing since 2026-01-31 12:00:01.000: WorkerLostError: worker v is gone"
+    )
+
+
+def test_nothing_is_due_before_it_is_published() -> None:
+    earlier = course(next_attempt_at=NOON - timedelta(microseconds=1))
+    assert [(each.what, each.at) for each in timeline(earlier, [], [])] == [("published", NOON), ("due", NOON)]
 
 
 def test_the_course_of_a_broadcast_ends_with_its_shares_and_the_sweep() -> None:

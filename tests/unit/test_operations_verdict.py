@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from spectral.core.operations.insights import Amount, Backlog, Brake, Deployment, Holder, Lane, Snapshot, Worker
+from spectral.core.events.settings import WorkerTimes
+from spectral.core.operations.insights import Amount, Backlog, Brake, Deployment, Holder, Lane, Snapshot, Stray, Worker
 from spectral.core.operations.insights_rates import rates
 from spectral.core.operations.insights_values import COUNT_CAP, Relaying, Table
-from spectral.core.operations.verdict import Level, Limits, Verdict, judge
-from spectral.core.operations.verdict_words import several, spoken
+from spectral.core.operations.verdict import Finding, Level, Limits, Verdict, judge
+from spectral.core.operations.verdict_rules import delivery_findings
+from spectral.core.operations.verdict_words import GIVEN_UP, several, spoken
 
 NOW = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 
@@ -262,3 +264,50 @@ def test_rates_are_differences_of_counters_and_unknown_after_a_reset() -> None:
     assert (found.published, found.handled) == (25.0, 50.0)
     assert rates(at(0, 100), at(2, 10)).published is None
     assert rates(at(0, 100), at(0, 100)).handled is None
+
+
+# what waits for nobody
+
+
+def stray(age: float = 240, rows: int = 3, looked: int = 3) -> Stray:
+    types = ("worlds.scan.completed", "worlds.scan.started")
+    return Stray("platform", 7, "outbox_gen_7", types, rows, looked, timedelta(seconds=age))
+
+
+def judged_late(**changes: Any) -> Finding:  # noqa: ANN401  fields by name
+    seen = look(backlogs=(waiting(240, due=3),), lanes=(lane(age=240),), **changes)
+    (found,) = (each for each in delivery_findings(seen, Limits()) if each.check == "late")
+    return found
+
+
+def test_what_no_handler_is_subscribed_to_is_no_matter_of_too_much_work() -> None:
+    found = judged_late(strays=(stray(),))
+    assert found.what == (
+        "platform has 3 events waiting, the oldest for 4 min: no handler of platform is on record for"
+        " worlds.scan.completed, worlds.scan.started in generation 7"
+    )
+    assert "NoHandlerError" in found.why
+    assert "More is published" not in found.why
+    assert found.fix == ("spectral events list --status pending --context platform --type worlds.scan.completed")
+    assert found.severity is Level.ATTENTION
+
+
+def test_where_others_wait_too_both_are_said() -> None:
+    assert "of the others, more is published than handled" in judged_late(strays=(stray(rows=1),)).why
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strays": (stray(age=239),)},
+        {"strays": (replace(stray(), generation=8),)},
+        {"strays": (stray(),), "workers": (replace(worker(), channels=("outbox_gen_7",)),)},
+    ],
+    ids=["something else has waited longer", "of another generation", "a listener takes all"],
+)
+def test_what_is_subscribed_to_is_late_as_before(changes: dict[str, Any]) -> None:
+    assert "More is published than handled" in judged_late(**changes).why
+
+
+def test_the_time_after_which_it_is_given_up_is_the_workers_own() -> None:
+    assert spoken(WorkerTimes().unhandled_after) == GIVEN_UP

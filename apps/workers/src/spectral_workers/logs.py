@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 import threading
 import time
@@ -23,12 +22,13 @@ from spectral.core.events.infrastructure.observability.outlet import CAPACITY, O
 from spectral.core.events.infrastructure.observability.plain_lines import BEGINNING
 from spectral.core.events.infrastructure.observability.told import without_exception
 from spectral_workers.last_resort import hear_the_unheard
+from spectral_workers.terminal_lines import look_of, readable
 from spectral_workers.whole_lines import shared_descriptor, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
     from spectral.core.events.settings import Identity
 
@@ -36,13 +36,8 @@ SERVICE: Final = "spectral-worker"
 LEVEL_VARIABLE: Final = "SPECTRAL_LOG_LEVEL"
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-# What could move a terminal's cursor, forge a line of its own, or show it in another order than it is written in: C0,
-# DEL, C1, Unicode's own ends of lines and its orders of direction.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_PLAIN: Final = frozenset({bool, int, float})
-_IN_LINES: Final = ("exception", "stack")
-# Escapes all of the above, and whatever else is not printable ASCII. Made once: json.dumps would make one for a line.
-# A circle ends in a RecursionError as well; to look out for it takes time on every line.
+# Escapes whatever a terminal could obey, and all else that is not printable ASCII. Made once: json.dumps would make one
+# for a line. A circle ends in a RecursionError as well; to look out for it takes time on every line.
 _ENCODER: Final = json.JSONEncoder(default=repr, allow_nan=False, check_circular=False)
 _TIME: Final = itemgetter(slice(len(BEGINNING) + len(timestamp(0.0))))
 _writers: Final[WeakSet[LineWriter]] = WeakSet()
@@ -64,10 +59,10 @@ def configure_logs(identity: Identity, environ: Mapping[str, str]) -> Callable[[
     if structlog.is_configured():
         return None
     colors = not environ.get("NO_COLOR")
-    rendering = readable(identity, colors=colors) if sys.stderr.isatty() else [Stamp(identity), render]
+    rendering = readable(identity, colors=colors) if sys.stderr.isatty() else [render]
     lines = PatientWriter(sys.stderr)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, *rendering],
+        processors=[structlog.contextvars.merge_contextvars, Stamp(identity), *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
@@ -117,7 +112,9 @@ def render(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     try:
         return _ENCODER.encode(event)
     except (TypeError, ValueError, RecursionError):  # a key that is no text, no number at all, a circle
-        known = {name: value if isinstance(value, str | int | None) else _repr(value) for name, value in event.items()}
+        known = {
+            name: value if isinstance(value, str | int | None) else look_of(value) for name, value in event.items()
+        }
         return _ENCODER.encode(known)
 
 
@@ -219,51 +216,6 @@ def missed_lines() -> tuple[int, int]:
     """How many lines of this process were dropped, and how many failed, whoever said them."""
     patient = [each for each in list(_writers) if isinstance(each, PatientWriter)]
     return SAID.dropped + sum(each.dropped for each in patient), SAID.failed + sum(each.failed for each in patient)
-
-
-def readable(identity: Identity, *, colors: bool = True) -> list[Processor]:
-    """The processors for a terminal."""
-    return [Stamp(identity), printable, structlog.dev.ConsoleRenderer(sort_keys=False, colors=colors)]
-
-
-def printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Escape control characters, as JSON would: a terminal obeys them."""
-    shown = {_escaped(name): _shown(value) for name, value in event.items()}
-    for name in _IN_LINES:
-        told = event.get(name)
-        if told is not None:
-            # Its lines are lines; indented, none of them can pass for one of the log's own.
-            text = told if isinstance(told, str) else _repr(told)
-            shown[name] = "\n".join(f"    {_escaped(line)}" for line in text.split("\n"))
-    return shown
-
-
-class _Shown(str):
-    """A value as it is to be shown; the renderer would put quotation marks around a text."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str.__str__(self)
-
-
-def _shown(value: object) -> object:
-    """What the renderer cannot make anything else of: of other types it would ask themselves how they look."""
-    if value is None or type(value) in _PLAIN:
-        return value
-    return _escaped(value) if isinstance(value, str) else _Shown(_escaped(_repr(value)))
-
-
-def _repr(value: object) -> str:
-    try:
-        return repr(value)
-    except Exception:  # noqa: BLE001  a line with a gap is better than none
-        return f"<{type(value).__name__}>"
-
-
-def _escaped(text: str) -> str:
-    # A plain text: a type derived from it may look otherwise.
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], str.__str__(text))
 
 
 def _after_fork() -> None:

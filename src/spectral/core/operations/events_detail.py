@@ -59,6 +59,10 @@ class EventDetail:
 
     A payload that is longer than 64 kB, or cannot be read as JSON, is null; `payload_text` holds its beginning.
     Of cycles and audit entries the last 50 are shown. handlers, audit: none if this login may not see them.
+    error: the last one of this cycle, which a later execution may have made good; error_execution: which one ended in
+    it, none if that is not known or if it was none of them.
+    unsubscribed: it waits for a context of which nobody has this type on record in its generation, so it will be run by
+    nobody; after a while a worker of that context puts it into the DLQ.
     """
 
     id: UUID
@@ -89,10 +93,12 @@ class EventDetail:
     first_failed_at: datetime | None
     deleted_at: datetime | None
     error: ErrorParts | None
+    error_execution: int | None
     replays: int
     cycles: tuple[FailureCycle, ...]
     timeline: tuple[Moment, ...]
     handlers: tuple[HandlerState, ...] | None
+    unsubscribed: bool
     parent: Related | None
     children: tuple[Related, ...]
     audit: tuple[AuditEntry, ...] | None
@@ -165,6 +171,20 @@ group by subscription.context, subscription.handler_name, handled.handled_at, ha
 having bool_or(subscription.generation = %(generation)s) or handled.handled_at is not null
 order by subscription.context, subscription.handler_name"""
 
+# By the record, as the workers go by it when they give up a row. A listener takes whatever comes on its only channel.
+_UNSUBSCRIBED: Final = """\
+select not exists (
+    select
+    from core.subscriptions as subscription
+    where subscription.generation = %(generation)s and subscription.event_type = %(event_type)s
+      and subscription.context = %(context)s
+) and not exists (
+    select
+    from core.workers as worker
+    where %(generation)s = any (worker.generations) and %(context)s = any (worker.contexts)
+      and cardinality(worker.channels) = 1 and core.worker_lives(worker.name)
+)"""
+
 # Neither the dedup records nor the audit know workspaces: a login that only reads sees none of them.
 _SEES: Final = b"select has_table_privilege(%s, 'select')"
 
@@ -192,6 +212,8 @@ async def get_event(database: Database, event_id: UUID) -> EventDetail:
         (row,) = rows
         parents = await database.rows(_PARENT, [row.parent_id], into=Related)
         children = await database.rows(_CHILDREN, [event_id, MAX_CHILDREN_SHOWN], into=Related)
+        unsubscribed = row.status == "pending" and row.context is not None
+        unsubscribed = unsubscribed and bool(await database.value(_UNSUBSCRIBED, _key_of(row)))
         handlers = audit = None
         if await database.value(_SEES, ["core.event_handled"]):
             handlers = tuple(await database.rows(_HANDLERS, _key_of(row), into=HandlerState))
@@ -199,7 +221,7 @@ async def get_event(database: Database, event_id: UUID) -> EventDetail:
             about = AuditFilter(event_id=event_id)
             audit = tuple((await find_audit(database, about, limit=MAX_ENTRIES_SHOWN, before=None))[0])
     relations = (parents[0] if parents else None, tuple(children))
-    return _detail(row, handlers, relations, audit)
+    return _detail(row, handlers, relations, audit, unsubscribed=unsubscribed)
 
 
 def _key_of(row: _Row) -> dict[str, object]:
@@ -216,6 +238,8 @@ def _detail(
     handlers: tuple[HandlerState, ...] | None,
     relations: tuple[Related | None, tuple[Related, ...]],
     audit: tuple[AuditEntry, ...] | None,
+    *,
+    unsubscribed: bool,
 ) -> EventDetail:
     same = {name: getattr(row, name) for name in _Row.__slots__ if name in EventDetail.__slots__ and name != "cycles"}
     course = Course(**{name: getattr(row, name) for name in Course.__slots__})
@@ -229,9 +253,11 @@ def _detail(
         payload_text=row.payload_shown if payload is None else None,
         payload_truncated=truncated,
         error=None if row.last_error is None else take_apart(row.last_error),
+        error_execution=course.failed_execution,
         cycles=cycles,
         timeline=timeline(course, cycles, audit or ()),
         handlers=handlers,
+        unsubscribed=unsubscribed,
         parent=parent,
         children=children,
         audit=audit,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from spectral.core.operations import insights_sql as statements
@@ -23,6 +24,7 @@ from spectral.core.operations.insights_values import (
     Holder,
     Lane,
     Snapshot,
+    Stray,
     Table,
     Worker,
 )
@@ -43,12 +45,17 @@ __all__ = [
     "Holder",
     "Lane",
     "Snapshot",
+    "Stray",
     "Table",
     "Worker",
     "take_snapshot",
 ]
 
 LANES_CAP: Final = 200
+STRAYS_LOOKED: Final = 20
+"""Rows of a lane that are looked at: what nobody takes is passed by all others, and so comes to stand first."""
+
+_A_WHILE: Final = timedelta(seconds=10)
 
 WINDOWS: Final = {
     "backlogs": "now",
@@ -77,7 +84,7 @@ async def take_snapshot(database: Database) -> Snapshot:
         in_flight = await database.tuples(statements.IN_FLIGHT, bounds)
         failed = await database.tuples(statements.FAILED, bounds)
         workers = [_worker(*row) for row in await database.tuples(statements.WORKERS)]
-        return Snapshot(
+        snapshot = Snapshot(
             taken_at=taken_at,
             login=login,
             activity_visible=visible,
@@ -96,11 +103,37 @@ async def take_snapshot(database: Database) -> Snapshot:
             partitioning=await read_partitioning(database),
             windows=WINDOWS,
         )
+        return replace(snapshot, strays=await _read_strays(database, snapshot))
+
+
+async def _read_strays(database: Database, snapshot: Snapshot) -> tuple[Stray, ...]:
+    """What waits for nobody, in lanes that are behind; the last statements of the look."""
+    late = [
+        lane
+        for lane in snapshot.lanes
+        if lane.context is not None and lane.oldest_due is not None and lane.oldest_due >= _A_WHILE
+    ]
+    if not late or not await database.value(statements.SEES_EVENTS):
+        return ()
+    await database.connection.execute(statements.BY_INDEX)
+    asked = {
+        "now": snapshot.taken_at,
+        "looked": STRAYS_LOOKED,
+        "generations": [lane.generation for lane in late],
+        "channels": [lane.channel for lane in late],
+        "contexts": [lane.context for lane in late],
+    }
+    return tuple([_stray(*row) for row in await database.tuples(statements.STRAYS, asked)])
 
 
 def _lane(*row: Any) -> Lane:  # noqa: ANN401  a row of the statement
     generation, status, channel, context, due, waiting, oldest_due, next_due = row
     return Lane(generation, status, channel, context, Amount.of(due), Amount.of(waiting), oldest_due, next_due)
+
+
+def _stray(*row: Any) -> Stray:  # noqa: ANN401  as above
+    context, generation, channel, event_types, rows, looked, oldest_due = row
+    return Stray(context, generation, channel, tuple(event_types), rows, looked, oldest_due)
 
 
 def _worker(*row: Any) -> Worker:  # noqa: ANN401  as above

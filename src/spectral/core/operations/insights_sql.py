@@ -36,6 +36,46 @@ select lane.generation, lane.generation_status, lane.channel, lane.context, lane
 from core.insight_lanes(%(now)s, %(cap)s, %(lanes)s) as lane
 """
 
+# Only an operator reads every event; a role that is missing is the doctor's to tell.
+SEES_EVENTS: Final = b"""
+select exists (
+    select from pg_roles as role
+    where role.rolname = 'spectral_operator' and pg_has_role(role.oid, 'usage')
+      and has_table_privilege('core.outbox', 'select') and has_table_privilege('core.subscriptions', 'select')
+)
+"""
+
+# Whatever the statistics say, the claim's index is read. This lasts to the transaction's end, so it comes last in it.
+BY_INDEX: Final = b"set local enable_seqscan = off; set local enable_bitmapscan = off; set local enable_sort = off"
+
+# The parameters are the lanes, and how many rows of each are looked at: those that have been due longest.
+STRAYS: Final = b"""
+select
+    lane.context, lane.generation, lane.channel, array_agg(distinct oldest.event_type order by oldest.event_type),
+    count(*) as rows, oldest.looked, %(now)s - min(oldest.next_attempt_at) as oldest_due
+from unnest(%(generations)s::bigint[], %(channels)s::text[], %(contexts)s::text[])
+    as lane (generation, channel, context)
+cross join lateral (
+    select waiting.event_type, waiting.next_attempt_at, count(*) over () as looked
+    from (
+        select event.event_type, event.next_attempt_at
+        from core.outbox as event
+        where event.status = 'pending' and event.deleted_at is null and event.generation = lane.generation
+          and event.channel = lane.channel and event.target = lane.context and event.next_attempt_at <= %(now)s
+        order by event.next_attempt_at, event.id
+        limit %(looked)s
+    ) as waiting
+) as oldest
+where not exists (
+    select
+    from core.subscriptions as subscription
+    where subscription.generation = lane.generation and subscription.event_type = oldest.event_type
+      and subscription.context = lane.context
+)
+group by lane.context, lane.generation, lane.channel, oldest.looked
+order by lane.generation desc, lane.context, lane.channel
+"""
+
 IN_FLIGHT: Final = b"""
 select held.generation, held.generation_status, held.context, held.worker, held.rows, held.stale
 from core.insight_in_flight(%(now)s, %(cap)s) as held

@@ -123,6 +123,22 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Stray:
+    """Rows of a lane that nobody of their context and generation is subscribed to, among those that are due longest.
+
+    rows: how many of the `looked` ones. oldest_due: for how long the first of them has been due.
+    """
+
+    context: str
+    generation: int
+    channel: str
+    event_types: tuple[str, ...]
+    rows: int
+    looked: int
+    oldest_due: timedelta
+
+
+@dataclass(frozen=True, slots=True)
 class Brake:
     """A brake that is pulled: of a context, or `*` for all of them."""
 
@@ -221,6 +237,7 @@ class Snapshot:
 
     activity_visible: else states and ages of other logins' backends are hidden (`grant pg_monitor` shows them).
     relaying, partitioning: none in a schema that waits for the migrations that bring them.
+    strays: of lanes whose oldest row has been due for a while; none if this login may not read every event.
     """
 
     taken_at: datetime
@@ -231,6 +248,7 @@ class Snapshot:
     backlogs: tuple[Backlog, ...] = ()
     lanes: tuple[Lane, ...] = ()
     lanes_capped: bool = False
+    strays: tuple[Stray, ...] = ()
     workers: tuple[Worker, ...] = ()
     brakes: tuple[Brake, ...] = ()
     notify_queue: float = 0.0

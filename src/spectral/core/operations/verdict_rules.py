@@ -10,12 +10,12 @@ from spectral.core.operations import verdict_words as words
 from spectral.core.operations.insights_values import EVERY_CONTEXT, NOTHING
 from spectral.core.operations.verdict_relay import find_missing_relay, find_relay_lag
 from spectral.core.operations.verdict_values import Finding, Level
-from spectral.core.operations.verdict_words import several, spoken
+from spectral.core.operations.verdict_words import listed, several, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from spectral.core.operations.insights_values import Amount, Backlog, Snapshot
+    from spectral.core.operations.insights_values import Amount, Backlog, Snapshot, Stray
     from spectral.core.operations.verdict_values import Limits
 
     Rule = Callable[[Snapshot, Limits], Iterator[Finding]]
@@ -158,13 +158,39 @@ def find_late(snapshot: Snapshot, limits: Limits) -> Iterator[Finding]:
         late = (backlog.oldest_due or timedelta()) >= limits.patience
         if backlog.context is None or not servants or not late or backlog.context in unheard:
             continue
+        severity = _severity(backlog.oldest_due, limits.late)
+        stray = _oldest_stray(snapshot, backlog)
+        if stray is not None and all(worker.subscribes for worker in servants):
+            yield _waiting_for_nobody(backlog, stray, severity)
+            continue
         yield Finding(
             "late",
-            _severity(backlog.oldest_due, limits.late),
+            severity,
             f"{_standing(backlog)}, though {several(len(servants), 'worker is', 'workers are')} alive for it",
             "More is published than handled, or handlers hang: see who holds what",
             "spectral top",
         )
+
+
+def _oldest_stray(snapshot: Snapshot, backlog: Backlog) -> Stray | None:
+    """The stray rows of this backlog, if what has been due longest in it is one of them."""
+    strays = (
+        stray for stray in snapshot.strays if (stray.context, stray.generation) == (backlog.context, backlog.generation)
+    )
+    return next((stray for stray in strays if stray.oldest_due == backlog.oldest_due), None)
+
+
+def _waiting_for_nobody(backlog: Backlog, stray: Stray, severity: Level) -> Finding:
+    rest = "" if stray.rows == stray.looked else "; of the others, more is published than handled, or handlers hang"
+    return Finding(
+        "late",
+        severity,
+        f"{_standing(backlog)}: no handler of {stray.context} is on record for {listed(stray.event_types)}"
+        f" in generation {stray.generation}",
+        f"Nobody runs them, and {words.GIVEN_UP} after they were due they go to the DLQ as NoHandlerError; replay them"
+        f" from there when a release handles them{rest}",
+        words.list_pending(stray.context, stray.event_types[0]),
+    )
 
 
 def find_stale_claims(snapshot: Snapshot, _: Limits) -> Iterator[Finding]:

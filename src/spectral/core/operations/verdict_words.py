@@ -19,6 +19,9 @@ PARTITION: Final = "spectral partitions enable"
 MAINTAIN: Final = "spectral partitions maintain"
 RELAY_STATUS: Final = "spectral relay status"
 
+GIVEN_UP: Final = "5 min"
+"""How long a due row waits for a handler to appear, unless a worker is told otherwise (`unhandled_after`)."""
+
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"))
 
 
@@ -55,6 +58,11 @@ def start_worker(generation: int | None, *, processing_class: str | None = None)
 def hand_over(source: int, target: int | None) -> str:
     """Move a generation's waiting rows to another one; where none is live, see first which there are."""
     return "spectral generations list" if target is None else f"spectral generations hand-over {source} {target}"
+
+
+def list_pending(context: str, event_type: str) -> str:
+    """The rows of one type that wait for a context."""
+    return f"spectral events list --status pending --context {context} --type {event_type}"
 
 
 def start_relay(kind: str) -> str:

@@ -88,6 +88,11 @@ def when(at: datetime | None) -> str:
     return "" if at is None else f"{at:%Y-%m-%d %H:%M:%SZ}"
 
 
+def exactly_when(at: datetime | None) -> str:
+    """The same to the millisecond, for steps that follow each other within a second."""
+    return "" if at is None else f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+
 def plain(text: object) -> str:
     """What a row holds, without anything that a terminal would take for an order."""
     shown = "" if text is None else str(text)

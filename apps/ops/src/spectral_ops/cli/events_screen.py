@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
+from spectral.core.operations import verdict_words as words
 from spectral.core.operations.documents import as_document
 from spectral.core.operations.events import get_event
-from spectral_ops.cli.events_options import plain, when
+from spectral_ops.cli.events_options import exactly_when, plain
 from spectral_ops.cli.output import emit_json
 from spectral_ops.cli.running import with_events
 
@@ -38,7 +39,8 @@ def lines_of(detail: EventDetail) -> Iterator[str]:
     """The event, section by section."""
     yield f"{plain(detail.event_type)} (version {detail.event_version}), {_state(detail)}"
     yield from _aligned(_facts(detail))
-    yield from _section("course", [(when(each.at), _told(each.what, each.by, each.detail)) for each in detail.timeline])
+    course = [(exactly_when(each.at), _told(each.what, each.by, each.detail)) for each in detail.timeline]
+    yield from _section("course", course)
     yield from _section("handlers", _handlers(detail))
     related = [("share of", detail.parent), *(("share", child) for child in detail.children)]
     yield from _section("broadcast", [(name, _related(each)) for name, each in related if each is not None])
@@ -55,12 +57,24 @@ def _handlers(detail: EventDetail) -> list[tuple[str, str]]:
 def _audit(detail: EventDetail) -> list[tuple[str, str]]:
     if detail.audit is None:
         return [_NOT_VISIBLE]
-    return [(when(each.recorded_at), _told(each.action, each.actor, each.reason)) for each in detail.audit]
+    return [(exactly_when(each.recorded_at), _told(each.action, each.actor, each.reason)) for each in detail.audit]
 
 
 def _state(detail: EventDetail) -> str:
     times = f" after {detail.attempts} execution{'' if detail.attempts == 1 else 's'}" if detail.attempts else ""
     return f"{detail.status.replace('_', ' ')}{times}"
+
+
+def _nobody(detail: EventDetail) -> list[tuple[str, str]]:
+    """Why it waits although workers run, and how that ends."""
+    if not detail.unsubscribed:
+        return []
+    context, generation = plain(detail.context), detail.generation
+    return [
+        ("waits", f"no handler of {context} is on record for this type in generation {generation}"),
+        ("", f"if none appears, a worker of {context} puts it into the DLQ as NoHandlerError,"),
+        ("", f"{words.GIVEN_UP} after it was due (unless its unhandled_after is another)"),
+    ]
 
 
 def _facts(detail: EventDetail) -> list[tuple[str, str]]:
@@ -71,7 +85,7 @@ def _facts(detail: EventDetail) -> list[tuple[str, str]]:
         ("from", plain(detail.source)),
         ("to", plain(detail.context) or "every context that subscribes"),
         ("workspace", plain(detail.workspace_id)),
-        ("occurred", when(detail.occurred_at)),
+        ("occurred", exactly_when(detail.occurred_at)),
         ("generation", release),
         ("class", "" if detail.content_class == "event" else plain(detail.content_class)),
         ("key", "" if detail.idempotency_key == str(detail.id) else plain(detail.idempotency_key)),
@@ -79,9 +93,11 @@ def _facts(detail: EventDetail) -> list[tuple[str, str]]:
         ("replays", str(detail.replays) if detail.replays else ""),
     ]
     if error is not None:
-        facts.append(("error", plain(error.error_class) + (f" in {error.handler_name}" if error.handler_name else "")))
+        where = f" in {error.handler_name}" if error.handler_name else ""
+        number = "" if detail.error_execution is None else f", execution {detail.error_execution} of {detail.attempts}"
+        facts.append(("last error", plain(f"{error.error_class}{where}{number}")))
         facts.append(("", plain(error.message)))
-    return [(name, value) for name, value in facts if value]
+    return [(name, value) for name, value in [*facts, *_nobody(detail)] if value]
 
 
 def _told(what: str, by: str | None, detail: str | None) -> str:
@@ -93,7 +109,7 @@ def _effect(handler: HandlerState, event_id: UUID) -> str:
     if handler.handled_at is None:
         return f"has not taken effect{gone}"
     other = "" if handler.handled_as == event_id else f", as {handler.handled_as}"
-    return f"took effect {when(handler.handled_at)}{other}{gone}"
+    return f"took effect {exactly_when(handler.handled_at)}{other}{gone}"
 
 
 def _related(event: Related) -> str:

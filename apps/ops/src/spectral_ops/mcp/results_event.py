@@ -21,7 +21,7 @@ Cut = Annotated[Untrusted, BeforeValidator(_cut)]
 
 
 class Error(Value):
-    """The last error of the current cycle, taken apart."""
+    """The last error of the current cycle, taken apart; of a delivered event, one that was made good."""
 
     error_class: Untrusted
     handler_name: str | None
@@ -94,6 +94,7 @@ class DlqEventDetail(Result):
     first_failed_at: datetime | None
     deleted_at: datetime | None
     error: Error | None
+    error_execution: int | None = Field(description="Which execution ended in the error, if that is known.")
     replays: int
     cycles: list[Cycle]
     timeline: list[Moment]
