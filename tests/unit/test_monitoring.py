@@ -238,15 +238,6 @@ class Edge:
     why: str
 
 
-def moved(now: float) -> float | None:
-    """Exposed until a quarter of an hour, then by another worker."""
-    return 601.0 if now < 900 else None
-
-
-def taken_over(now: float) -> float | None:
-    return 601.0 if now >= 900 else None
-
-
 EDGES: Final = (
     Edge(
         "SpectralBacklogStuck", (gauge(metrics.BACKLOG_OLDEST_SECONDS, 599, **_PLACE),), fires=False, why="just below"
@@ -390,15 +381,134 @@ def test_edges(edge: Edge) -> None:
     assert bool(fires(alert, with_trouble(*edge.series), settled(alert))) is edge.fires
 
 
-def test_an_alert_goes_on_when_another_worker_takes_over_the_measuring() -> None:
-    labels = {**_BESIDE, **_PLACE}
-    name = prometheus_name(metrics.BACKLOG_OLDEST_SECONDS)
+MEASURED: Final = {prometheus_name(each) for each in METRICS[METRICS.index(metrics.BACKLOG) :]}
+"""What the emitter exposes: the last part of the catalogue."""
+TERM: Final = 240.0
+GAP: Final = 60.0
+"""Until the next one is elected and has looked: half a minute as a rule, and a little more with some bad luck."""
+
+
+def in_terms(series: list[Series]) -> list[Series]:
+    """The same from an emitter that is replaced every four minutes; before each term nobody measures for a while."""
+
+    def of_terms(course: Course, parity: int) -> Course:
+        def exposed(now: float) -> float | None:
+            term, into = divmod(now, TERM)
+            return course(now) if into >= GAP and term % 2 == parity else None
+
+        return exposed
+
+    others = [each for each in series if each.name not in MEASURED]
+    return others + [
+        Series(each.name, {**each.labels, **at}, of_terms(each.course, parity))
+        for each in series
+        if each.name in MEASURED
+        for parity, at in enumerate((_AT, _BESIDE))
+    ]
+
+
+def in_a_gap(after: float) -> float:
+    """The last instant without numbers of the first gap that begins after this time."""
+    return (after // TERM + 1) * TERM + GAP - SCRAPE
+
+
+_WAIT_FOR_MEASURES: Final = [
+    each for each in ALERTS if each.for_ and each.name != "SpectralEmitterSilent" and names_in(each.expr) & MEASURED
+]
+
+
+@pytest.mark.parametrize("alert", _WAIT_FOR_MEASURES, ids=named)
+def test_an_alert_goes_on_when_another_worker_takes_over_the_measuring(alert: Alert) -> None:
+    trouble, labels = PLANTED[alert.name]
+    series = in_terms(with_trouble(*trouble))
+    until = in_a_gap(after=settled(alert))
+    assert fires(alert, series, until) == fires(alert, series, until + 2 * SCRAPE) == {frozenset(labels.items())}
+
+
+def test_the_others_wait_for_what_single_workers_say_or_for_the_emitter_itself() -> None:
+    others = {alert.name for alert in ALERTS if alert.for_} - {alert.name for alert in _WAIT_FOR_MEASURES}
+    of_workers = {
+        *("SpectralDlqFlood", "SpectralEarDegraded", "SpectralWorkerDead"),
+        *("SpectralBrokerLost", "SpectralAckSlow"),
+    }
+    assert others == {*of_workers, "SpectralEmitterSilent"}
+
+
+def test_none_of_them_fires_on_a_healthy_system_whose_emitters_change() -> None:
+    series = in_terms(list(HEALTHY))
+    assert [alert.name for alert in ALERTS if fires(alert, series, in_a_gap(settled(alert)))] == []
+
+
+@pytest.mark.parametrize(
+    "edge", [each for each in EDGES if not each.fires], ids=lambda edge: f"{edge.alert}: {edge.why}"
+)
+def test_what_is_just_well_is_so_while_emitters_change(edge: Edge) -> None:
+    alert = alert_named(edge.alert)
+    assert not fires(alert, in_terms(with_trouble(*edge.series)), in_a_gap(settled(alert)))
+
+
+def measured_until(end: float, value: float) -> Course:
+    return lambda now: value if now < end else None
+
+
+def measured_from(start: float, value: float) -> Course:
+    return lambda now: value if now >= start else None
+
+
+def handed_over(metric: Metric, before: float, after: float | None, **labels: str) -> list[Series]:
+    """A gauge of one worker for ten minutes, and a minute later of another one, which may have another value."""
+    name, up = prometheus_name(metric), prometheus_name(metrics.EMITTER_UP)
+    return [
+        Series(name, {**_AT, **labels}, measured_until(600, before)),
+        Series(up, _AT, measured_until(600, 1)),
+        Series(up, _BESIDE, measured_from(660, 1)),
+        *([] if after is None else [Series(name, {**_BESIDE, **labels}, measured_from(660, after))]),
+    ]
+
+
+@pytest.mark.parametrize("after", [2.0, None], ids=["fallen", "gone"])
+def test_the_next_emitter_has_the_last_word(after: float | None) -> None:
+    held_up = alert_named("SpectralVacuumHeldUp")
+    series = handed_over(metrics.XMIN_SECONDS, 601, after, kind="slot")
+    assert fires(held_up, series, until=645)
+    assert not fires(held_up, series, until=660)
+
+
+def test_what_is_gone_while_it_is_measured_is_over_at_once() -> None:
+    forgotten = alert_named("SpectralBrakeForgotten")
+    pulled = gauge(metrics.BRAKE, measured_until(2 * HOUR, 1), context="platform")
+    assert fires(forgotten, with_trouble(pulled), until=2 * HOUR - SCRAPE)
+    assert not fires(forgotten, with_trouble(pulled), until=2 * HOUR)
+
+
+def test_what_was_measured_last_does_not_go_on_for_ever() -> None:
+    late, silent = alert_named("SpectralBacklogLate"), alert_named("SpectralEmitterSilent")
     series = with_trouble(
-        gauge(metrics.BACKLOG_OLDEST_SECONDS, moved, **_PLACE), Series(name, labels, taken_over), among=HEALTHY
+        gauge(metrics.BACKLOG_OLDEST_SECONDS, measured_until(900, 61), **_PLACE),
+        gauge(metrics.EMITTER_UP, measured_until(900, 1)),
     )
-    late = alert_named("SpectralBacklogLate")
-    assert late.for_ == timedelta(minutes=5)
-    assert fires(late, series, until=930) == {frozenset(_PLACE.items())}
+    # Somebody is told that nothing is measured before what was known is forgotten.
+    assert fires(late, series, until=1_035)
+    assert fires(silent, series, until=1_035)
+    assert not fires(late, series, until=1_080)
+
+
+def test_one_bad_look_is_still_no_alert_that_waits() -> None:
+    course: Course = lambda now: 601.0 if 600 <= now < 630 else 2.0  # noqa: E731  a course is a function
+    series = with_trouble(gauge(metrics.BACKLOG_OLDEST_SECONDS, course, **_PLACE))
+    stuck = alert_named("SpectralBacklogStuck")
+    assert not any(fires(stuck, series, until) for until in _steps(900))
+
+
+def test_the_emitter_of_one_database_does_not_end_the_numbers_of_another() -> None:
+    fills = next(alert for alert in alerts(by=("job",)) if alert.name == "SpectralNotifyQueueFills")
+    usage, up = prometheus_name(metrics.NOTIFY_QUEUE_USAGE), prometheus_name(metrics.EMITTER_UP)
+    series = [
+        Series(usage, {"job": "staging"}, measured_until(600, 0.3)),
+        Series(up, {"job": "staging"}, measured_until(600, 1)),
+        *(steady(name, value, job="production") for name, value in ((usage, 0.1), (up, 1.0))),
+    ]
+    assert fires(fills, series, until=645) == {frozenset({("job", "staging")})}
 
 
 def test_what_two_workers_expose_for_a_moment_is_not_added_up() -> None:
