@@ -202,7 +202,8 @@ RETRIES: Final = _counter("spectral.retries", "{delivery}", "Deliveries that fai
 DEAD_LETTERS: Final = _counter(
     "spectral.dead_letters",
     "{event}",
-    "Events that went to the DLQ because a handler failed or none was there; the reaper's are in spectral.reaped.",
+    "Events that went to the DLQ because a handler failed, because none was there, or by the reaper; spectral.unhandled"
+    " and spectral.reaped count the last two as well.",
     _EVENT,
 )
 LEASES_LOST: Final = _counter(
