@@ -76,6 +76,7 @@ HEALTHY: Final = (
     gauge(metrics.WORKER_STATE, 1, state="busy"),
     counter(metrics.OUTCOMES, 50, context="platform", outcome="delivered"),
     counter(metrics.OUTCOMES, 0.01, context="platform", outcome="failed"),
+    counter(metrics.DEAD_LETTERS, 0.01, context="platform", event_type="orders.order.placed"),
     counter(metrics.SETTLE_GIVEN_UP, 0, context="platform"),
     counter(metrics.HANDLERS_RAN_AWAY, 0, context="platform", handler="platform.index"),
     counter(metrics.PROBE_DROPPED, 0, tool="logs"),
@@ -97,7 +98,10 @@ PLANTED: Final[dict[str, tuple[list[Series], dict[str, str]]]] = {
     # There for one look in ten minutes: the poll finds such rows soon.
     "SpectralDefaultChannel": ([gauge(metrics.DEFAULT_CHANNEL_ROWS, lambda now: float(now % 600 < 30))], {}),
     "SpectralDlqGrows": ([gauge(metrics.DLQ_RECENT, 1, **_PLACE)], _PLACE),
-    "SpectralDlqFlood": ([counter(metrics.OUTCOMES, 6, context="platform", outcome="failed")], {"context": "platform"}),
+    "SpectralDlqFlood": (
+        [counter(metrics.DEAD_LETTERS, 6, context="platform", event_type="orders.order.placed")],
+        {"context": "platform"},
+    ),
     "SpectralEarDegraded": ([gauge(metrics.EAR_DOWN_SECONDS, lambda now: max(now, 0.0))], _AT),
     "SpectralWorkerDead": ([gauge(metrics.WORKER_STATE, 1, state="dead")], {**_AT, "state": "dead"}),
     "SpectralLoopBlocked": ([gauge(metrics.LOOP_BLOCKED_SECONDS, 31)], _AT),
@@ -303,10 +307,57 @@ EDGES: Final = (
         "SpectralDlqFlood",
         (
             counter(metrics.OUTCOMES, 0.001, context="platform", outcome="delivered"),
-            counter(metrics.OUTCOMES, 0.001, context="platform", outcome="failed"),
+            counter(metrics.DEAD_LETTERS, 0.001, context="platform", event_type="orders.order.placed"),
         ),
         fires=False,
         why="half of it, but next to nothing",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (counter(metrics.DEAD_LETTERS, 4.9, context="platform", event_type="orders.order.placed"),),
+        fires=False,
+        why="many, but not one in ten",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (counter(metrics.DEAD_LETTERS, 0.1, context="worlds", event_type="orders.order.placed"),),
+        fires=True,
+        why="without a handler: nothing of this context was ever settled",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        tuple(
+            gauge(metrics.DEAD_LETTERS, lambda now: 1.0 if now > 400 else None, context="worlds", event_type=each)
+            for each in "abcdefghij"
+        ),
+        fires=True,
+        why="by the reaper: the first ones ever of ten types, counters that begin with 1",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (
+            gauge(
+                metrics.DEAD_LETTERS,
+                lambda now: 40.0 if 400 < now < 500 else None,
+                context="worlds",
+                event_type="orders.order.placed",
+            ),
+        ),
+        fires=True,
+        why="of a worker that has ended since",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (
+            gauge(
+                metrics.DEAD_LETTERS,
+                lambda now: None if 0 < now < 700 else 40.0,
+                context="worlds",
+                event_type="orders.order.placed",
+            ),
+        ),
+        fires=False,
+        why="old ones, of a worker that was not scraped for a while",
     ),
     Edge(
         "SpectralRelayMissing",

@@ -50,6 +50,15 @@ class Queries:
         """By how much a counter of all workers went up within the window."""
         return self.over("sum", labels, f"increase({self.select(metric, **equal)}[{window}])")
 
+    def counted(self, metric: Metric, window: str, *labels: str, **equal: str) -> str:
+        """The same where series appear with what they count: by how much they grew since they were not there yet.
+
+        That they were not is said by the hour before: at a single instant there may have been no scrape.
+        """
+        series = self.select(metric, **equal)
+        new = f"last_over_time({series}[{window}]) unless last_over_time({series}[1h] offset {window})"
+        return self.over("sum", labels, f"{new} or increase({series}[{window}])")
+
     def happened(self, metric: Metric, window: str, *labels: str) -> str:
         """Where a counter went up within the window, or appeared: a series that begins with 1 has no increase."""
         series = self.select(metric)
