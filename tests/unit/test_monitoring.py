@@ -53,7 +53,7 @@ HEALTHY: Final = (
     gauge(metrics.BACKLOG_OLDEST_SECONDS, 2, **_PLACE),
     gauge(metrics.STALE_CLAIMS, 0, **_PLACE),
     gauge(metrics.DLQ_RECENT, 0, **_PLACE),
-    gauge(metrics.WORKERS, 3, generation="7"),
+    gauge(metrics.WORKERS_SERVING, 3, **_PLACE),
     gauge(metrics.DEFAULT_CHANNEL_ROWS, 0),
     gauge(metrics.NOTIFY_QUEUE_USAGE, 0.01),
     gauge(metrics.XMIN_SECONDS, 20, kind="backend"),
@@ -87,7 +87,7 @@ HEALTHY: Final = (
 # What has to go wrong for each alert, and with which labels it is then told. Not a word of it comes from the rules.
 PLANTED: Final[dict[str, tuple[list[Series], dict[str, str]]]] = {
     "SpectralNoWorker": (
-        [gauge(metrics.WORKERS, 0, generation="7"), gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)],
+        [gauge(metrics.WORKERS_SERVING, 0, **_PLACE), gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)],
         _PLACE,
     ),
     "SpectralBacklogLate": ([gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)], _PLACE),
@@ -272,9 +272,27 @@ EDGES: Final = (
     ),
     Edge(
         "SpectralNoWorker",
-        (gauge(metrics.WORKERS, 3, generation="6"),),
+        (gauge(metrics.WORKERS_SERVING, 3, context="platform", generation="6"),),
         fires=False,
         why="an old generation beside the new",
+    ),
+    Edge(
+        "SpectralNoWorker",
+        (
+            gauge(metrics.BACKLOG_OLDEST_SECONDS, 75, context="platform", generation="6"),
+            gauge(metrics.WORKERS_SERVING, 3, context="platform", generation="6"),
+        ),
+        fires=False,
+        why="late, and somebody drains the old generation",
+    ),
+    Edge(
+        "SpectralNoWorker",
+        (
+            gauge(metrics.BACKLOG_OLDEST_SECONDS, 75, context="worlds", generation="7"),
+            gauge(metrics.WORKERS_SERVING, 0, context="worlds", generation="7"),
+        ),
+        fires=True,
+        why="workers of another context",
     ),
     Edge(
         "SpectralNoWorker",

@@ -371,6 +371,12 @@ PARTITIONS_DEADLINE_SECONDS: Final = _gauge(
 )
 BRAKE: Final = _gauge("spectral.brake", "{brake}", "1 for a context whose delivery is braked.", _CONTEXT)
 WORKERS: Final = _gauge("spectral.workers", "{worker}", "Workers that are alive.", ("generation",))
+WORKERS_SERVING: Final = _gauge(
+    "spectral.workers.serving",
+    "{worker}",
+    "Workers that are alive and take events of this context and generation; one that takes several is in each of them.",
+    _PLACE,
+)
 EMITTER_UP: Final = _gauge("spectral.emitter.up", "{emitter}", "1 while this process reads the database's gauges.")
 EMITTER_TIMESTAMP: Final = _gauge("spectral.emitter.timestamp", "s", "When the database's gauges were read.")
 

@@ -15,7 +15,7 @@ from spectral.core.events.metrics import (
     OUTCOMES,
     SETTLE_GIVEN_UP,
     STALE_CLAIMS,
-    WORKERS,
+    WORKERS_SERVING,
 )
 from spectral.core.operations.monitoring.alert import Alert, Group, Severity
 from spectral.core.operations.verdict_words import spoken
@@ -47,13 +47,12 @@ def _waiting(queries: Queries, limits: Limits) -> Iterator[Alert]:
     late = f"{oldest} >= {limits.patience.total_seconds():.10g}"
     yield _alert(
         name="SpectralNoWorker",
-        # A worker of another generation that was told to drain this one keeps it from being late.
-        expr=queries.unless_braked(queries.unless_any(late, WORKERS, "generation")),
+        expr=queries.unless_braked(queries.unless_any(late, WORKERS_SERVING, *_PLACE)),
         for_=timedelta(minutes=1),
         severity=Severity.CRITICAL,
         summary=f"Events wait and no worker is alive: {_WHERE}",
         description="The oldest event has been due for {{ $value | humanizeDuration }},"
-        " and no worker of its generation is there to take it.",
+        " and no worker of its context and generation is there to take it.",
         runbook="events-wait",
     )
     yield _alert(
