@@ -107,6 +107,7 @@ def contents(database: str, connection: Connection) -> Iterator[None]:
     publish(connection, 3)
     publish(connection, 2, next_attempt_at=now + timedelta(hours=1))
     publish(connection, 1, target=None)
+    publish(connection, 2, target="worlds")
     publish(connection, 4, **failed(now))
     publish(connection, 1, **failed(now - timedelta(hours=3)))
     for worker in ("lives", "gone", "gone"):
@@ -158,6 +159,15 @@ def test_the_doctor_says_what_the_gauges_say(database: str, measured: list[Sampl
     assert found["dead_letters"] == (
         f"{platform.failed:.0f} dead letters, {platform.failed_lately:.0f} of them within the last hour"
     )
+
+
+def test_who_is_there_to_take_it_is_said_alike(database: str, measured: list[Sample]) -> None:
+    serving = {each.labels: each.value for each in measured if each.metric is metrics.WORKERS_SERVING}
+    assert serving == {PLATFORM: 1, BROADCASTS: 1, ("worlds", "1"): 0}
+    findings = json.loads(spectral(database, "doctor", "--json").stdout)["findings"]
+    (nobody,) = [each["what"] for each in findings if each["check"] == "no_worker"]
+    assert nobody.startswith("worlds has 2 events waiting")
+    assert nobody.endswith("and no worker of generation 1 is alive for it")
 
 
 @pytest.mark.parametrize(("share", "is_found"), [(1 - A_LITTLE, True), (1 + A_LITTLE, False)])

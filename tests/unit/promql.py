@@ -40,7 +40,11 @@ _COMPARISON: Final[dict[str, Callable[[float, float], bool]]] = {
     "!=": operator.ne,
 }
 _AGGREGATION: Final[dict[str, Callable[[list[float]], float]]] = {"max": max, "min": min, "sum": sum, "count": len}
-_OVER_TIME: Final[dict[str, Callable[[list[float]], float]]] = {"max_over_time": max, "min_over_time": min}
+_OVER_TIME: Final[dict[str, Callable[[list[float]], float]]] = {
+    "max_over_time": max,
+    "min_over_time": min,
+    "last_over_time": lambda values: values[-1],
+}
 
 
 @dataclass(frozen=True)
@@ -145,19 +149,20 @@ class _Evaluation:
 
     def _instant(self, selector: promql.VectorSelector) -> Vector:
         """The last sample, unless it is a mark that there is none."""
-        offset = selector.offset.total_seconds() if selector.offset is not None else 0.0
-        scraped = math.floor((self._now - offset) / SCRAPE) * SCRAPE
+        scraped = math.floor((self._now - _offset(selector)) / SCRAPE) * SCRAPE
         found = {each.key: each.course(scraped) for each in self._selected(selector)}
         return {labels: value for labels, value in found.items() if value is not None}
 
     def _range(self, selector: promql.MatrixSelector) -> dict[Labels, list[tuple[float, float]]]:
-        first = math.floor((self._now - selector.range.total_seconds()) / SCRAPE) + 1
-        times = [step * SCRAPE for step in range(first, math.floor(self._now / SCRAPE) + 1)]
+        """What was scraped in a span of time, which does not begin with its first instant. Marks are no samples."""
+        until = self._now - _offset(selector.vector_selector)
+        first = math.floor((until - selector.range.total_seconds()) / SCRAPE) + 1
+        times = [step * SCRAPE for step in range(first, math.floor(until / SCRAPE) + 1)]
         samples = {
             each.key: [(time, value) for time in times if (value := each.course(time)) is not None]
             for each in self._selected(selector.vector_selector)
         }
-        return {nameless(labels): found for labels, found in samples.items() if found}
+        return {labels: found for labels, found in samples.items() if found}
 
     def _aggregate(self, tree: promql.AggregateExpr) -> Vector:
         groups: dict[Labels, list[float]] = defaultdict(list)
@@ -180,11 +185,13 @@ class _Evaluation:
             return _quantiles(share, self._vector(arguments[1]))
         if name in _OVER_TIME:
             ranged = self._range(cast("promql.MatrixSelector", arguments[0]))
-            return {labels: _OVER_TIME[name]([value for _, value in found]) for labels, found in ranged.items()}
+            # The last value is still the metric's own; the largest or smallest is something else.
+            kept = (lambda labels: labels) if name == "last_over_time" else nameless
+            return {kept(labels): _OVER_TIME[name]([value for _, value in found]) for labels, found in ranged.items()}
         if name in {"rate", "increase"}:
             selector = cast("promql.MatrixSelector", arguments[0])
             seconds = selector.range.total_seconds()
-            grown = {labels: _increase(found, seconds) for labels, found in self._range(selector).items()}
+            grown = {nameless(labels): _increase(found, seconds) for labels, found in self._range(selector).items()}
             divisor = seconds if name == "rate" else 1.0
             return {labels: by / divisor for labels, by in grown.items() if by is not None}
         raise NotImplementedError(name)
@@ -205,6 +212,10 @@ class _Evaluation:
             return _apply(name, pairs)
         swapped = {labels: (left, value) for labels, value in cast("Vector", right).items()}
         return _apply(name, swapped, keep=1)
+
+
+def _offset(selector: promql.VectorSelector) -> float:
+    return selector.offset.total_seconds() if selector.offset is not None else 0.0
 
 
 def _matches(matcher: promql.Matcher, labels: Mapping[str, str]) -> bool:

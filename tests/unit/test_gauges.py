@@ -67,6 +67,30 @@ def test_a_live_generation_without_workers_is_seen_to_have_none() -> None:
     assert of(metrics.WORKERS, look(workers=())) == {("1",): 0}
 
 
+def test_who_takes_what_is_counted_by_context_and_generation() -> None:
+    both = replace(WORKER, contexts=("platform", "worlds"), generations=(2, 1))
+    gone = replace(WORKER, name="gone", contexts=("billing",), alive=False)
+    waits = Backlog("billing", 1, "live", due=Amount(1), oldest_due=timedelta(seconds=90))
+    snapshot = look(workers=(both, WORKER, gone), backlogs=(waits, replace(waits, context=None)))
+    assert of(metrics.WORKERS_SERVING, snapshot) == {
+        ("platform", "1"): 2,
+        ("worlds", "1"): 1,
+        ("*", "1"): 2,
+        ("platform", "2"): 1,
+        ("worlds", "2"): 1,
+        ("*", "2"): 1,
+        ("billing", "1"): 0,
+    }
+
+
+def test_nobody_is_there_for_a_context_that_somebody_invented() -> None:
+    many = tuple(Backlog(f"context_{number}", 1, "live", due=Amount(1)) for number in range(300))
+    serving = of(metrics.WORKERS_SERVING, look(backlogs=many))
+    assert len(serving) == 201
+    assert serving[OTHER, "1"] == 0
+    assert serving["platform", "1"] == 1
+
+
 def test_whoever_invents_contexts_makes_no_more_series() -> None:
     many = tuple(
         Backlog(f"context_{number}", 1, "live", due=Amount(2), oldest_due=timedelta(seconds=number))

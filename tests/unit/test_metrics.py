@@ -42,6 +42,35 @@ def test_the_prometheus_name_says_the_unit_and_whether_it_only_grows(metric: Met
     assert prometheus_name(metric) == name
 
 
+def as_translated(metric: Metric) -> str:
+    """Its name as Prometheus and the collector make it of what they get by OTLP, unless they are told otherwise."""
+    words = [word for word in re.split(r"[^A-Za-z0-9:]+", metric.name) if word]
+    unit = {"s": "seconds", "By": "bytes", "1": ""}.get(metric.unit, metric.unit)
+    if unit and not re.fullmatch(r"\{.*\}", unit) and unit not in words:
+        words.append(unit)
+    if metric.kind is Kind.COUNTER:
+        words = [*(word for word in words if word != "total"), "total"]
+    if metric.kind is Kind.GAUGE and metric.unit == "1":
+        words = [*(word for word in words if word != "ratio"), "ratio"]
+    return "_".join(words)
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=named)
+def test_what_is_sent_by_otlp_has_the_name_of_what_is_scraped(metric: Metric) -> None:
+    assert as_translated(metric) == prometheus_name(metric)
+
+
+def test_the_translation_is_the_one_that_is_documented() -> None:
+    def translated(name: str, kind: Kind, unit: str) -> str:
+        return as_translated(Metric(name, kind, unit, ""))
+
+    assert translated("system.filesystem.usage", Kind.GAUGE, "By") == "system_filesystem_usage_bytes"
+    assert translated("system.network.dropped", Kind.COUNTER, "{packets}") == "system_network_dropped_total"
+    assert translated("system.filesystem.utilization", Kind.GAUGE, "1") == "system_filesystem_utilization_ratio"
+    assert translated("fuel.total.seconds.used", Kind.COUNTER, "s") == "fuel_seconds_used_total"
+    assert translated("http.server.duration", Kind.HISTOGRAM, "s") == "http_server_duration_seconds"
+
+
 def test_every_constant_is_in_the_catalogue_once_and_every_name_is_one_of_its_own() -> None:
     constants = [value for value in vars(metrics).values() if isinstance(value, Metric)]
     assert list(METRICS) == constants
@@ -56,7 +85,7 @@ def test_an_entry_is_complete_and_fits_both_worlds(metric: Metric) -> None:
     assert all(re.fullmatch(r"[a-z_]+", label) for label in prometheus_labels(metric))
     assert len(set(metric.labels)) == len(metric.labels)
     assert re.fullmatch(r"[1A-Z][^.]*\.|.*; .*\.", metric.help), "one plain sentence"
-    assert re.fullmatch(r"s|By|1|\{[a-z]+\}", metric.unit)
+    assert re.fullmatch(r"s|By|\{[a-z]+\}", metric.unit)
     assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
     assert list(metric.buckets) == sorted(set(metric.buckets))
 

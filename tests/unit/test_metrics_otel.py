@@ -134,9 +134,10 @@ def test_what_is_read_is_read_once_for_a_collection(reader: InMemoryMetricReader
         gauges = [Sample(each, ("x",) * len(each.labels), 7) for each in METRICS if each.kind is Kind.GAUGE]
         return [*gauges, Sample(metrics.PROBE_DROPPED, ("logs",), 7), Sample(metrics.PROBE_FAILED, ("logs",), 7)]
 
-    observe(samples)
+    stop = observe(samples)
     OpenTelemetryMetrics().tell(finished())  # its instruments and these are not the same
     points = collected(reader)
+    stop()  # or later tests' programs would be told of these
     observed = {name: point.value for (name, _), point in points.items() if hasattr(point, "value")}
     read = {each.metric.name for each in samples()}
     assert {name for name, value in observed.items() if value == 7} == read

@@ -53,7 +53,7 @@ HEALTHY: Final = (
     gauge(metrics.BACKLOG_OLDEST_SECONDS, 2, **_PLACE),
     gauge(metrics.STALE_CLAIMS, 0, **_PLACE),
     gauge(metrics.DLQ_RECENT, 0, **_PLACE),
-    gauge(metrics.WORKERS, 3, generation="7"),
+    gauge(metrics.WORKERS_SERVING, 3, **_PLACE),
     gauge(metrics.DEFAULT_CHANNEL_ROWS, 0),
     gauge(metrics.NOTIFY_QUEUE_USAGE, 0.01),
     gauge(metrics.XMIN_SECONDS, 20, kind="backend"),
@@ -76,6 +76,7 @@ HEALTHY: Final = (
     gauge(metrics.WORKER_STATE, 1, state="busy"),
     counter(metrics.OUTCOMES, 50, context="platform", outcome="delivered"),
     counter(metrics.OUTCOMES, 0.01, context="platform", outcome="failed"),
+    counter(metrics.DEAD_LETTERS, 0.01, context="platform", event_type="orders.order.placed"),
     counter(metrics.SETTLE_GIVEN_UP, 0, context="platform"),
     counter(metrics.HANDLERS_RAN_AWAY, 0, context="platform", handler="platform.index"),
     counter(metrics.PROBE_DROPPED, 0, tool="logs"),
@@ -86,7 +87,7 @@ HEALTHY: Final = (
 # What has to go wrong for each alert, and with which labels it is then told. Not a word of it comes from the rules.
 PLANTED: Final[dict[str, tuple[list[Series], dict[str, str]]]] = {
     "SpectralNoWorker": (
-        [gauge(metrics.WORKERS, 0, generation="7"), gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)],
+        [gauge(metrics.WORKERS_SERVING, 0, **_PLACE), gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)],
         _PLACE,
     ),
     "SpectralBacklogLate": ([gauge(metrics.BACKLOG_OLDEST_SECONDS, 61, **_PLACE)], _PLACE),
@@ -97,7 +98,10 @@ PLANTED: Final[dict[str, tuple[list[Series], dict[str, str]]]] = {
     # There for one look in ten minutes: the poll finds such rows soon.
     "SpectralDefaultChannel": ([gauge(metrics.DEFAULT_CHANNEL_ROWS, lambda now: float(now % 600 < 30))], {}),
     "SpectralDlqGrows": ([gauge(metrics.DLQ_RECENT, 1, **_PLACE)], _PLACE),
-    "SpectralDlqFlood": ([counter(metrics.OUTCOMES, 6, context="platform", outcome="failed")], {"context": "platform"}),
+    "SpectralDlqFlood": (
+        [counter(metrics.DEAD_LETTERS, 6, context="platform", event_type="orders.order.placed")],
+        {"context": "platform"},
+    ),
     "SpectralEarDegraded": ([gauge(metrics.EAR_DOWN_SECONDS, lambda now: max(now, 0.0))], _AT),
     "SpectralWorkerDead": ([gauge(metrics.WORKER_STATE, 1, state="dead")], {**_AT, "state": "dead"}),
     "SpectralLoopBlocked": ([gauge(metrics.LOOP_BLOCKED_SECONDS, 31)], _AT),
@@ -238,15 +242,6 @@ class Edge:
     why: str
 
 
-def moved(now: float) -> float | None:
-    """Exposed until a quarter of an hour, then by another worker."""
-    return 601.0 if now < 900 else None
-
-
-def taken_over(now: float) -> float | None:
-    return 601.0 if now >= 900 else None
-
-
 EDGES: Final = (
     Edge(
         "SpectralBacklogStuck", (gauge(metrics.BACKLOG_OLDEST_SECONDS, 599, **_PLACE),), fires=False, why="just below"
@@ -277,9 +272,27 @@ EDGES: Final = (
     ),
     Edge(
         "SpectralNoWorker",
-        (gauge(metrics.WORKERS, 3, generation="6"),),
+        (gauge(metrics.WORKERS_SERVING, 3, context="platform", generation="6"),),
         fires=False,
         why="an old generation beside the new",
+    ),
+    Edge(
+        "SpectralNoWorker",
+        (
+            gauge(metrics.BACKLOG_OLDEST_SECONDS, 75, context="platform", generation="6"),
+            gauge(metrics.WORKERS_SERVING, 3, context="platform", generation="6"),
+        ),
+        fires=False,
+        why="late, and somebody drains the old generation",
+    ),
+    Edge(
+        "SpectralNoWorker",
+        (
+            gauge(metrics.BACKLOG_OLDEST_SECONDS, 75, context="worlds", generation="7"),
+            gauge(metrics.WORKERS_SERVING, 0, context="worlds", generation="7"),
+        ),
+        fires=True,
+        why="workers of another context",
     ),
     Edge(
         "SpectralNoWorker",
@@ -312,10 +325,57 @@ EDGES: Final = (
         "SpectralDlqFlood",
         (
             counter(metrics.OUTCOMES, 0.001, context="platform", outcome="delivered"),
-            counter(metrics.OUTCOMES, 0.001, context="platform", outcome="failed"),
+            counter(metrics.DEAD_LETTERS, 0.001, context="platform", event_type="orders.order.placed"),
         ),
         fires=False,
         why="half of it, but next to nothing",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (counter(metrics.DEAD_LETTERS, 4.9, context="platform", event_type="orders.order.placed"),),
+        fires=False,
+        why="many, but not one in ten",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (counter(metrics.DEAD_LETTERS, 0.1, context="worlds", event_type="orders.order.placed"),),
+        fires=True,
+        why="without a handler: nothing of this context was ever settled",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        tuple(
+            gauge(metrics.DEAD_LETTERS, lambda now: 1.0 if now > 400 else None, context="worlds", event_type=each)
+            for each in "abcdefghij"
+        ),
+        fires=True,
+        why="by the reaper: the first ones ever of ten types, counters that begin with 1",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (
+            gauge(
+                metrics.DEAD_LETTERS,
+                lambda now: 40.0 if 400 < now < 500 else None,
+                context="worlds",
+                event_type="orders.order.placed",
+            ),
+        ),
+        fires=True,
+        why="of a worker that has ended since",
+    ),
+    Edge(
+        "SpectralDlqFlood",
+        (
+            gauge(
+                metrics.DEAD_LETTERS,
+                lambda now: None if 0 < now < 700 else 40.0,
+                context="worlds",
+                event_type="orders.order.placed",
+            ),
+        ),
+        fires=False,
+        why="old ones, of a worker that was not scraped for a while",
     ),
     Edge(
         "SpectralRelayMissing",
@@ -390,15 +450,134 @@ def test_edges(edge: Edge) -> None:
     assert bool(fires(alert, with_trouble(*edge.series), settled(alert))) is edge.fires
 
 
-def test_an_alert_goes_on_when_another_worker_takes_over_the_measuring() -> None:
-    labels = {**_BESIDE, **_PLACE}
-    name = prometheus_name(metrics.BACKLOG_OLDEST_SECONDS)
+MEASURED: Final = {prometheus_name(each) for each in METRICS[METRICS.index(metrics.BACKLOG) :]}
+"""What the emitter exposes: the last part of the catalogue."""
+TERM: Final = 240.0
+GAP: Final = 60.0
+"""Until the next one is elected and has looked: half a minute as a rule, and a little more with some bad luck."""
+
+
+def in_terms(series: list[Series]) -> list[Series]:
+    """The same from an emitter that is replaced every four minutes; before each term nobody measures for a while."""
+
+    def of_terms(course: Course, parity: int) -> Course:
+        def exposed(now: float) -> float | None:
+            term, into = divmod(now, TERM)
+            return course(now) if into >= GAP and term % 2 == parity else None
+
+        return exposed
+
+    others = [each for each in series if each.name not in MEASURED]
+    return others + [
+        Series(each.name, {**each.labels, **at}, of_terms(each.course, parity))
+        for each in series
+        if each.name in MEASURED
+        for parity, at in enumerate((_AT, _BESIDE))
+    ]
+
+
+def in_a_gap(after: float) -> float:
+    """The last instant without numbers of the first gap that begins after this time."""
+    return (after // TERM + 1) * TERM + GAP - SCRAPE
+
+
+_WAIT_FOR_MEASURES: Final = [
+    each for each in ALERTS if each.for_ and each.name != "SpectralEmitterSilent" and names_in(each.expr) & MEASURED
+]
+
+
+@pytest.mark.parametrize("alert", _WAIT_FOR_MEASURES, ids=named)
+def test_an_alert_goes_on_when_another_worker_takes_over_the_measuring(alert: Alert) -> None:
+    trouble, labels = PLANTED[alert.name]
+    series = in_terms(with_trouble(*trouble))
+    until = in_a_gap(after=settled(alert))
+    assert fires(alert, series, until) == fires(alert, series, until + 2 * SCRAPE) == {frozenset(labels.items())}
+
+
+def test_the_others_wait_for_what_single_workers_say_or_for_the_emitter_itself() -> None:
+    others = {alert.name for alert in ALERTS if alert.for_} - {alert.name for alert in _WAIT_FOR_MEASURES}
+    of_workers = {
+        *("SpectralDlqFlood", "SpectralEarDegraded", "SpectralWorkerDead"),
+        *("SpectralBrokerLost", "SpectralAckSlow"),
+    }
+    assert others == {*of_workers, "SpectralEmitterSilent"}
+
+
+def test_none_of_them_fires_on_a_healthy_system_whose_emitters_change() -> None:
+    series = in_terms(list(HEALTHY))
+    assert [alert.name for alert in ALERTS if fires(alert, series, in_a_gap(settled(alert)))] == []
+
+
+@pytest.mark.parametrize(
+    "edge", [each for each in EDGES if not each.fires], ids=lambda edge: f"{edge.alert}: {edge.why}"
+)
+def test_what_is_just_well_is_so_while_emitters_change(edge: Edge) -> None:
+    alert = alert_named(edge.alert)
+    assert not fires(alert, in_terms(with_trouble(*edge.series)), in_a_gap(settled(alert)))
+
+
+def measured_until(end: float, value: float) -> Course:
+    return lambda now: value if now < end else None
+
+
+def measured_from(start: float, value: float) -> Course:
+    return lambda now: value if now >= start else None
+
+
+def handed_over(metric: Metric, before: float, after: float | None, **labels: str) -> list[Series]:
+    """A gauge of one worker for ten minutes, and a minute later of another one, which may have another value."""
+    name, up = prometheus_name(metric), prometheus_name(metrics.EMITTER_UP)
+    return [
+        Series(name, {**_AT, **labels}, measured_until(600, before)),
+        Series(up, _AT, measured_until(600, 1)),
+        Series(up, _BESIDE, measured_from(660, 1)),
+        *([] if after is None else [Series(name, {**_BESIDE, **labels}, measured_from(660, after))]),
+    ]
+
+
+@pytest.mark.parametrize("after", [2.0, None], ids=["fallen", "gone"])
+def test_the_next_emitter_has_the_last_word(after: float | None) -> None:
+    held_up = alert_named("SpectralVacuumHeldUp")
+    series = handed_over(metrics.XMIN_SECONDS, 601, after, kind="slot")
+    assert fires(held_up, series, until=645)
+    assert not fires(held_up, series, until=660)
+
+
+def test_what_is_gone_while_it_is_measured_is_over_at_once() -> None:
+    forgotten = alert_named("SpectralBrakeForgotten")
+    pulled = gauge(metrics.BRAKE, measured_until(2 * HOUR, 1), context="platform")
+    assert fires(forgotten, with_trouble(pulled), until=2 * HOUR - SCRAPE)
+    assert not fires(forgotten, with_trouble(pulled), until=2 * HOUR)
+
+
+def test_what_was_measured_last_does_not_go_on_for_ever() -> None:
+    late, silent = alert_named("SpectralBacklogLate"), alert_named("SpectralEmitterSilent")
     series = with_trouble(
-        gauge(metrics.BACKLOG_OLDEST_SECONDS, moved, **_PLACE), Series(name, labels, taken_over), among=HEALTHY
+        gauge(metrics.BACKLOG_OLDEST_SECONDS, measured_until(900, 61), **_PLACE),
+        gauge(metrics.EMITTER_UP, measured_until(900, 1)),
     )
-    late = alert_named("SpectralBacklogLate")
-    assert late.for_ == timedelta(minutes=5)
-    assert fires(late, series, until=930) == {frozenset(_PLACE.items())}
+    # Somebody is told that nothing is measured before what was known is forgotten.
+    assert fires(late, series, until=1_035)
+    assert fires(silent, series, until=1_035)
+    assert not fires(late, series, until=1_080)
+
+
+def test_one_bad_look_is_still_no_alert_that_waits() -> None:
+    course: Course = lambda now: 601.0 if 600 <= now < 630 else 2.0  # noqa: E731  a course is a function
+    series = with_trouble(gauge(metrics.BACKLOG_OLDEST_SECONDS, course, **_PLACE))
+    stuck = alert_named("SpectralBacklogStuck")
+    assert not any(fires(stuck, series, until) for until in _steps(900))
+
+
+def test_the_emitter_of_one_database_does_not_end_the_numbers_of_another() -> None:
+    fills = next(alert for alert in alerts(by=("job",)) if alert.name == "SpectralNotifyQueueFills")
+    usage, up = prometheus_name(metrics.NOTIFY_QUEUE_USAGE), prometheus_name(metrics.EMITTER_UP)
+    series = [
+        Series(usage, {"job": "staging"}, measured_until(600, 0.3)),
+        Series(up, {"job": "staging"}, measured_until(600, 1)),
+        *(steady(name, value, job="production") for name, value in ((usage, 0.1), (up, 1.0))),
+    ]
+    assert fires(fills, series, until=645) == {frozenset({("job", "staging")})}
 
 
 def test_what_two_workers_expose_for_a_moment_is_not_added_up() -> None:

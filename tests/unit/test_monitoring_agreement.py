@@ -85,6 +85,21 @@ CASES: Final = (
         "SpectralBacklogLate SpectralNoWorker",
     ),
     case(
+        "nobody of this context is there, among many of others",
+        look(backlogs=(waiting(90),), workers=(replace(worker(), contexts=("worlds",)),)),
+        "no_worker",
+        "SpectralBacklogLate SpectralNoWorker",
+    ),
+    case(
+        "the new workers drain the old generation, and do not keep up",
+        look(
+            backlogs=(replace(ELSEWHERE, due=Amount(3), oldest_due=timedelta(seconds=90)),),
+            workers=(replace(worker(), generations=(7, 6)),),
+        ),
+        "late",
+        "SpectralBacklogLate",
+    ),
+    case(
         "nobody of an old generation is there",
         look(backlogs=(replace(ELSEWHERE, due=Amount(3), oldest_due=timedelta(seconds=90)),)),
         "no_worker",

@@ -24,7 +24,9 @@ class Kind(StrEnum):
 class Metric:
     """One entry of the catalogue; there is one object of each, so they are compared by identity.
 
-    unit: as UCUM writes it. labels: their names, in the order of the values of a `Sample`. buckets: upper bounds.
+    unit: as UCUM writes it, in braces where it is none of time or size. Never 1: who translates what comes by OTLP for
+    Prometheus calls a gauge of that unit a ratio. labels: their names, in the order of the values of a `Sample`.
+    buckets: upper bounds.
     """
 
     name: str
@@ -202,7 +204,8 @@ RETRIES: Final = _counter("spectral.retries", "{delivery}", "Deliveries that fai
 DEAD_LETTERS: Final = _counter(
     "spectral.dead_letters",
     "{event}",
-    "Events that went to the DLQ because a handler failed or none was there; the reaper's are in spectral.reaped.",
+    "Events that went to the DLQ because a handler failed, because none was there, or by the reaper; spectral.unhandled"
+    " and spectral.reaped count the last two as well.",
     _EVENT,
 )
 LEASES_LOST: Final = _counter(
@@ -278,16 +281,22 @@ PROBE_FAILED: Final = _counter(
 
 WORKER_HELD: Final = _gauge("spectral.worker.held", "{delivery}", "Deliveries the worker holds.")
 WORKER_RUNNING: Final = _gauge("spectral.worker.running", "{delivery}", "Deliveries whose handlers run now.")
-WORKER_STATE: Final = _gauge("spectral.worker.state", "1", "1 for the state the worker is in, else 0.", ("state",))
-WORKER_GENERATION: Final = _gauge("spectral.worker.generation", "1", "The generation the worker belongs to.")
-EAR_CONNECTED: Final = _gauge("spectral.ear.connected", "1", "1 while the worker listens, 0 while it has to poll.")
+WORKER_STATE: Final = _gauge(
+    "spectral.worker.state", "{worker}", "1 for the state the worker is in, else 0.", ("state",)
+)
+WORKER_GENERATION: Final = _gauge("spectral.worker.generation", "{generation}", "The generation the worker belongs to.")
+EAR_CONNECTED: Final = _gauge(
+    "spectral.ear.connected", "{connection}", "1 while the worker listens, 0 while it has to poll."
+)
 EAR_DOWN_SECONDS: Final = _gauge("spectral.ear.down.seconds", "s", "For how long the worker has not been listening.")
 LOOP_BLOCKED_SECONDS: Final = _gauge(
     "spectral.loop.blocked.seconds", "s", "For how long the worker's event loop has not moved."
 )
 
 BROKER_CONNECTED: Final = _gauge(
-    "spectral.broker.connected", "1", "1 while the broker answers this process, 0 while it does not; none without one."
+    "spectral.broker.connected",
+    "{connection}",
+    "1 while the broker answers this process, 0 while it does not; none without one.",
 )
 
 # The database, as the elected emitter reads it
@@ -307,7 +316,7 @@ DEFAULT_CHANNEL_ROWS: Final = _gauge(
     "spectral.default_channel.rows", "{event}", "Pending events on the default channel, where nobody listens."
 )
 NOTIFY_QUEUE_USAGE: Final = _gauge(
-    "spectral.notify_queue.usage", "1", "How full the server's notification queue is, from 0 to 1."
+    "spectral.notify_queue.usage", "{queue}", "How full the server's notification queue is, from 0 to 1."
 )
 TABLE_ROWS: Final = _gauge("spectral.table.rows", "{row}", "Live rows of a table, as estimated.", ("table",))
 TABLE_BYTES: Final = _gauge("spectral.table.bytes", "By", "Size of a table with its indexes and TOAST.", ("table",))
@@ -320,12 +329,17 @@ XMIN_AGE: Final = _gauge(
 )
 XMIN_SECONDS: Final = _gauge("spectral.xmin.seconds", "s", "For how long the oldest snapshot has been held.", ("kind",))
 SWEEP_AGE_SECONDS: Final = _gauge("spectral.sweep.age.seconds", "s", "How long ago the last complete sweep ended.")
-SWEEP_LATE: Final = _gauge("spectral.sweep.late", "1", "1 if no sweep has run for too long, by the doctor's rule.")
+SWEEP_LATE: Final = _gauge(
+    "spectral.sweep.late", "{sweep}", "1 if no sweep has run for too long, by the doctor's rule."
+)
 GROWTH_TRIGGER: Final = _gauge(
-    "spectral.growth.trigger", "1", "1 if measured figures ask for this step of growth: partition or relay.", ("step",)
+    "spectral.growth.trigger",
+    "{step}",
+    "1 if measured figures ask for this step of growth: partition or relay.",
+    ("step",),
 )
 RELAY_MODE: Final = _gauge(
-    "spectral.relay.mode", "1", "1 for what workers are to take events from: postgres, nats or redis.", ("mode",)
+    "spectral.relay.mode", "{mode}", "1 for what workers are to take events from: postgres, nats or redis.", ("mode",)
 )
 RELAYS: Final = _gauge(
     "spectral.relays", "{relay}", "Relay processes that are alive, for the broker in use if there is one."
@@ -355,9 +369,15 @@ PARTITIONS_DEADLINE_SECONDS: Final = _gauge(
     "s",
     "In how long publishing fails unless a conversion to partitions that stopped half-way goes on or is taken back.",
 )
-BRAKE: Final = _gauge("spectral.brake", "1", "1 for a context whose delivery is braked.", _CONTEXT)
+BRAKE: Final = _gauge("spectral.brake", "{brake}", "1 for a context whose delivery is braked.", _CONTEXT)
 WORKERS: Final = _gauge("spectral.workers", "{worker}", "Workers that are alive.", ("generation",))
-EMITTER_UP: Final = _gauge("spectral.emitter.up", "1", "1 while this process reads the database's gauges.")
+WORKERS_SERVING: Final = _gauge(
+    "spectral.workers.serving",
+    "{worker}",
+    "Workers that are alive and take events of this context and generation; one that takes several is in each of them.",
+    _PLACE,
+)
+EMITTER_UP: Final = _gauge("spectral.emitter.up", "{emitter}", "1 while this process reads the database's gauges.")
 EMITTER_TIMESTAMP: Final = _gauge("spectral.emitter.timestamp", "s", "When the database's gauges were read.")
 
 METRICS: Final[tuple[Metric, ...]] = tuple(each for each in list(globals().values()) if isinstance(each, Metric))

@@ -65,6 +65,7 @@ def _delivery(snapshot: Snapshot) -> Iterator[Reading]:
             yield metrics.WORKERS, (str(deployment.generation),), 0
     for worker in snapshot.living:
         yield metrics.WORKERS, (str(worker.generation),), 1
+    yield from _serving(snapshot)
 
 
 def _served(snapshot: Snapshot) -> Iterable[tuple[str, int]]:
@@ -76,6 +77,14 @@ def _served(snapshot: Snapshot) -> Iterable[tuple[str, int]]:
         for context in (*worker.contexts, EVERY_CONTEXT)
     }
     return sorted(served, key=lambda each: (-each[1], each[0]))
+
+
+def _serving(snapshot: Snapshot) -> Iterator[Reading]:
+    """Who is there for what, as `status` and the doctor see it; nobody where something is and no worker takes it."""
+    there = [(backlog.context or EVERY_CONTEXT, backlog.generation) for backlog in snapshot.backlogs]
+    for context, generation in dict.fromkeys([*_served(snapshot), *there]):
+        servants = snapshot.servants(None if context == EVERY_CONTEXT else context, generation)
+        yield metrics.WORKERS_SERVING, (context, str(generation)), len(servants)
 
 
 def _backlog(context: str, generation: int, backlog: Backlog | None) -> Iterator[Reading]:

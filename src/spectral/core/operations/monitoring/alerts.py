@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Final, cast
 
 from spectral.core.operations.monitoring.alert import Alert, Group, Severity
@@ -23,11 +24,15 @@ RUNBOOK: Final = "docs/runbooks/event-substrate.md"
 _HEAD: Final = "# Alert rules of Spectral, written by `spectral metrics alerts`. Load it with rule_files.\n"
 _SLOW: Final = "1h"
 """How often the rules of growth are evaluated: they read a week, and nothing hurries."""
+_HELD: Final = timedelta(minutes=3)
+"""For how long the last numbers count while nobody measures. Else each change of the emitter would begin the wait of
+every alert anew: it takes 33 s until the next one stands for election and up to 25 to connect and look, and between
+the scrapes of both lie two intervals more, which are a minute each where nobody has said otherwise."""
 
 
 def alerts(limits: Limits | None = None, *, by: tuple[str, ...] = ()) -> tuple[Alert, ...]:
     """Every alert. `by`: labels that tell databases apart, where one Prometheus watches several, such as `job`."""
-    queries, known = Queries(by), limits or Limits()
+    queries, known = Queries(by, held=_HELD), limits or Limits()
     return (
         *delivery_alerts(queries, known),
         *worker_alerts(queries),

@@ -20,6 +20,12 @@ WORKERS: Final = Row(
             (worst(metrics.WORKERS, "generation", legend="generation {{generation}}"),),
         ),
         Panel(
+            "Workers by context",
+            "Those that take events of a context and generation. 0 where events are and nobody is.",
+            Unit.COUNT,
+            (worst(metrics.WORKERS_SERVING, *PLACE, legend=AT),),
+        ),
+        Panel(
             "States",
             "How many of the scraped workers are in which state.",
             Unit.COUNT,

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 from spectral.core.events.metrics import (
     BACKLOG_OLDEST_SECONDS,
     BRAKE,
+    DEAD_LETTERS,
     DEFAULT_CHANNEL_ROWS,
     DLQ_RECENT,
     OUTCOMES,
     SETTLE_GIVEN_UP,
     STALE_CLAIMS,
-    WORKERS,
+    WORKERS_SERVING,
 )
 from spectral.core.operations.monitoring.alert import Alert, Group, Severity
 from spectral.core.operations.verdict_words import spoken
@@ -46,13 +47,12 @@ def _waiting(queries: Queries, limits: Limits) -> Iterator[Alert]:
     late = f"{oldest} >= {limits.patience.total_seconds():.10g}"
     yield _alert(
         name="SpectralNoWorker",
-        # A worker of another generation that was told to drain this one keeps it from being late.
-        expr=queries.unless_braked(queries.unless_any(late, WORKERS, "generation")),
+        expr=queries.unless_braked(queries.unless_any(late, WORKERS_SERVING, *_PLACE)),
         for_=timedelta(minutes=1),
         severity=Severity.CRITICAL,
         summary=f"Events wait and no worker is alive: {_WHERE}",
         description="The oldest event has been due for {{ $value | humanizeDuration }},"
-        " and no worker of its generation is there to take it.",
+        " and no worker of its context and generation is there to take it.",
         runbook="events-wait",
     )
     yield _alert(
@@ -120,7 +120,10 @@ def _left_behind(queries: Queries) -> Iterator[Alert]:
 
 
 def _failed(queries: Queries) -> Iterator[Alert]:
-    failed = queries.grown(OUTCOMES, "10m", "context", outcome="failed")
+    # Whoever gave them up: a handler that failed, a worker without one, or the reaper. A type of event has no series
+    # before its first dead letter, and a context that nobody handles anything of has no outcomes.
+    failed = queries.counted(DEAD_LETTERS, "10m", "context")
+    few = f"{failed} <= {_FLOOD:g} * {queries.grown(OUTCOMES, '10m', 'context')}"
     yield _alert(
         name="SpectralDlqGrows",
         expr=f"{queries.worst(DLQ_RECENT, *_PLACE)} > 0",
@@ -133,11 +136,11 @@ def _failed(queries: Queries) -> Iterator[Alert]:
     )
     yield _alert(
         name="SpectralDlqFlood",
-        expr=f"{failed} > {_FLOOD:g} * {queries.grown(OUTCOMES, '10m', 'context')} and {failed} >= {_FLOOD_LEAST}",
+        expr=f"{failed} >= {_FLOOD_LEAST} unless {few}",
         for_=timedelta(minutes=5),
         severity=Severity.CRITICAL,
         summary="Many events fail: {{ $labels.context }}",
         description="{{ $value | humanize }} events failed for good within ten minutes,"
-        f" more than {_FLOOD:.0%} of all attempts. The brake makes them wait instead.",
+        f" more than {_FLOOD:.0%} of what was settled meanwhile. The brake makes them wait instead.",
         runbook="the-dlq-grows",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -96,10 +97,11 @@ def watch_alerts(queries: Queries) -> Iterator[Alert]:
     """Of those who watch: without them every other alert is silent."""
     workers = f"{queries.select(WORKER_GENERATION)}[{duration(_REMEMBERED)}]"
     known = queries.over("count", (), f"max_over_time({workers})")
+    at_once = replace(queries, held=None)  # the one rule that is about the time without numbers
     yield _worker_alert(
         name="SpectralEmitterSilent",
         # An emitter shows its numbers only while they are new: no clock is compared with another's.
-        expr=f"{queries.unless_any(known, EMITTER_UP)} or absent_over_time({workers})",
+        expr=f"{at_once.unless_any(known, EMITTER_UP)} or absent_over_time({workers})",
         for_=_SILENT,
         severity=Severity.CRITICAL,
         summary="Nobody measures the database",
