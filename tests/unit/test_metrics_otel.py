@@ -76,6 +76,7 @@ def test_messages_are_told_as_the_conventions_want(reader: InMemoryMetricReader)
         "messaging.system": "spectral",
         "messaging.operation.name": "process",
         "messaging.destination.name": COMPLETED,
+        "messaging.consumer.group.name": "platform",
         "spectral.handler": "platform.project",
     }
     points = collected(reader)

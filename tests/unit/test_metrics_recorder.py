@@ -173,8 +173,8 @@ def test_durations_are_put_into_buckets() -> None:
         ("messaging.client.operation.duration", "publish", "send", "PublishError"): 1,
         ("messaging.client.operation.duration", "claim", "receive", ""): 2,
         ("messaging.client.operation.duration", "settle", "settle", ""): 1,
-        ("messaging.process.duration", COMPLETED, "platform.project", ""): 1,
-        ("messaging.process.duration", COMPLETED, "platform.project", "ValueError"): 1,
+        ("messaging.process.duration", COMPLETED, "platform", "platform.project", ""): 1,
+        ("messaging.process.duration", COMPLETED, "platform", "platform.project", "ValueError"): 1,
         ("spectral.ack.duration", "platform"): 2,
     }
     assert found["spectral.ack.duration", "platform"].total == pytest.approx(0.04)

@@ -131,6 +131,7 @@ class BoundedLabels:
 _OPERATION: Final = ("messaging.operation.name", "messaging.operation.type")
 _ERROR: Final = "error.type"
 _DESTINATION: Final = "messaging.destination.name"
+_GROUP: Final = "messaging.consumer.group.name"
 _CONTEXT: Final = ("context",)
 _EVENT: Final = ("context", "event_type")
 _PLACE: Final = ("context", "generation")
@@ -177,12 +178,12 @@ CONSUMED_MESSAGES: Final = _counter(
     "messaging.client.consumed.messages",
     "{message}",
     "Deliveries that reached their handlers and were settled.",
-    (_DESTINATION, "messaging.consumer.group.name"),
+    (_DESTINATION, _GROUP),
 )
 PROCESS_DURATION: Final = _histogram(
     "messaging.process.duration",
     "How long a handler ran, with the class of its error if it failed.",
-    (_DESTINATION, "spectral.handler", _ERROR),
+    (_DESTINATION, _GROUP, "spectral.handler", _ERROR),
     _CONVENTIONAL,
 )
 

@@ -33,7 +33,9 @@ def measure(note: Note) -> Sequence[Measure]:
             return _finished(note)
         case probe.HandlerRan(act, seconds, failure):
             error = "" if failure is None else failure.kind
-            return ((metrics.PROCESS_DURATION, (act.delivery.event_type, act.handler_name, error), seconds),)
+            delivery, handler_name = act
+            labels = (delivery.event_type, delivery.target, handler_name, error)
+            return ((metrics.PROCESS_DURATION, labels, seconds),)
         case probe.SettlementWritten():
             return ((metrics.OPERATION_DURATION, SETTLE, note.seconds),)
         case probe.Claimed(context, _, seconds, deaf):
