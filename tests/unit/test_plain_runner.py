@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -11,13 +11,21 @@ from typing import Any, cast
 
 import pytest
 
-from spectral.core.events import Consumer, RetryPolicy, WorkerSettings, WorkerTimes
+from spectral.core.events import Consumer, EventEnvelope, RetryPolicy, WorkerSettings, WorkerTimes
 from spectral.core.events.delivery.desk import Desk, LoggerFor
 from spectral.core.events.delivery.plain import _TURN, PlainRunner
 from spectral.core.events.lease import Delivery
 from spectral.core.events.outcome import DeadLetter, Handled, Released, Retry
 from spectral.core.events.ports import Conclusion
-from spectral.core.events.probe import HandlerRanAway, LeaseWasLost, Note, NoteTaker
+from spectral.core.events.probe import (
+    Activity,
+    HandlerRan,
+    HandlerRanAway,
+    LeaseWasLost,
+    Note,
+    NoteTaker,
+    TimedActivity,
+)
 from spectral.core.events.routes import Routes
 from tests.unit.test_routes import COMPLETED, delivery
 
@@ -42,11 +50,11 @@ class Notes(NoteTaker):
 class Stage:
     """The plain runner of a worker that has no database: rows are put in, conclusions come out and are not settled."""
 
-    def __init__(self, platform: Consumer, concurrency: int) -> None:
+    def __init__(self, platform: Consumer, concurrency: int, notes: Notes) -> None:
         times = replace(WorkerTimes(), patience=SHORT)
         settings = WorkerSettings(generation=1, concurrency=concurrency, times=times)
         routes = Routes.of([platform])
-        self.notes = Notes()
+        self.notes = notes
         self.desk = Desk(settings, routes, self.notes, cast("LoggerFor", None), lambda: 0.5)
         self.limits = routes.limits()
         self.plain = PlainRunner(self.desk, self.limits)
@@ -69,8 +77,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(platform: Consumer, concurrency: int = 1) -> AsyncIterator[Stage]:
-    opened = Stage(platform, concurrency)
+async def stage(platform: Consumer, concurrency: int = 1, notes: Notes | None = None) -> AsyncIterator[Stage]:
+    opened = Stage(platform, concurrency, notes or Notes())
     try:
         yield opened
     finally:
@@ -493,3 +501,44 @@ async def test_a_runner_that_ends_inside_of_create_task_leaves_its_place(platfor
         outcomes = [(await at.concluded()).outcome for _ in range(15)]
     assert outcomes == [Handled()] * 15
     assert len(runs) == 15
+
+
+class Heaps(Notes):
+    """A probe that knows of heaps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heaps: list[list[str]] = []
+
+    def end_many(self, activities: Sequence[Activity]) -> None:
+        for activity in activities:
+            activity.end()
+        acts = [cast("Handle", cast("TimedActivity", each)._act) for each in activities]
+        self.heaps.append([str(act.delivery.event_id) for act in acts])
+
+
+async def test_handlers_that_do_well_without_waiting_are_told_of_together_before_anybody_waits() -> None:
+    platform = Consumer("platform")
+    waits, go_on = asyncio.Event(), asyncio.Event()
+    seen: list[str] = []
+
+    @platform.on(COMPLETED, retry=NEVER_AGAIN)
+    async def handle(event: EventEnvelope) -> None:
+        seen.append(str(event.event_id))
+        if len(seen) == 2:
+            raise RuntimeError("no")
+        if len(seen) == 4:
+            waits.set()
+            await go_on.wait()
+
+    async with stage(platform, notes=(heaps := Heaps())) as opened:
+        opened.start(6)
+        await waits.wait()
+        assert heaps.heaps == [[seen[0], seen[2]]], "before the fourth is waited for"
+        go_on.set()
+        for _ in range(6):
+            await opened.concluded()
+        assert heaps.heaps[1:] == [seen[4:]]
+    ran = [(str(note.act.delivery.event_id), note.failure) for note in heaps.told if isinstance(note, HandlerRan)]
+    assert sorted(event_id for event_id, _ in ran) == sorted(seen)
+    assert [event_id for event_id, failure in ran if failure is not None] == [seen[1]]

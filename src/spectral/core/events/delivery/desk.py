@@ -377,6 +377,10 @@ class Desk:
         acts: list[Handle] = [tuple.__new__(Handle, (delivery, handler.name)) for delivery, handler in handled]  # pyright: ignore[reportUnknownMemberType]
         return self._telling.begin_many(acts)
 
+    def end_many(self, activities: Sequence[Activity]) -> None:
+        """These handlers, which have left, did well."""
+        self._telling.end_many(activities)
+
     def left(
         self, delivery: Delivery, handler_name: str, activity: Activity, error: BaseException | None, began: float
     ) -> None:

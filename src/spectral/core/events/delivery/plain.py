@@ -49,6 +49,7 @@ class PlainRunner:
         self._runners: set[Runner] = set()
         self._quick: Runner | None = None  # employed, and has not waited since: what waits may be done before it does
         self._left: set[Runner] = set()
+        self._did_well: list[Activity] = []  # and nobody has been told yet
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._crashed: asyncio.Future[None] = self._loop.create_future()
@@ -140,8 +141,10 @@ class PlainRunner:
                 if not (self._deliver(runner, runner.delivery) or await self._wait(runner, runner.delivery)):
                     return
                 turns += 1
-                if turns % _TURN == 0 and await is_cancelled():  # by something that a handler has left behind
-                    return
+                if turns % _TURN == 0:
+                    self._tell_who_did_well()
+                    if await is_cancelled():  # by something that a handler has left behind
+                        return
                 runner.delivery = self._take()
         except BaseException as error:  # noqa: BLE001  a worker without runners must go down, not fall silent
             if not self._crashed.done():
@@ -149,6 +152,7 @@ class PlainRunner:
                 stray = isinstance(error, asyncio.CancelledError)
                 self._crashed.set_exception(RuntimeError("a runner was cancelled from within") if stray else error)
         finally:
+            self._tell_who_did_well()
             if self._quick is runner:
                 self._quick = None
             self._runners.discard(runner)
@@ -233,10 +237,20 @@ class PlainRunner:
             if runner.begun is not None or runner.is_spoilt:
                 runner.error = error
                 return False
-            activity.end(error)
+            if error is None:
+                activity.leave()
+                self._did_well.append(activity)
+            else:
+                activity.end(error)
             runner.note(handler, error)
         self._conclude(runner, delivery)
         return True
+
+    def _tell_who_did_well(self) -> None:
+        """Of handlers that did not wait; together, and before anybody waits for anything."""
+        if self._did_well:
+            did_well, self._did_well = self._did_well, []
+            self._desk.end_many(did_well)
 
     def _enter(self, runner: Runner, delivery: Delivery) -> Iterator[Handler] | None:
         """Begin with the row, or go on with what another runner has passed on; none if it is not to be run."""
@@ -296,6 +310,7 @@ class PlainRunner:
 
     async def _go_on(self, runner: Runner, handler: Handler, error: BaseException | None) -> BaseException | None:
         """Wait for its end, or see that its task was cancelled from within."""
+        self._tell_who_did_well()
         if runner.begun is not None:
             self._give_way(runner)
             error = await runner.begun

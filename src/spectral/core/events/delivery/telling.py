@@ -28,7 +28,7 @@ class Telling:
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._tell_many: Callable[[Sequence[Finished]], None] = getattr(probe, "tell_many", self._tell_each)
-        self._end_many: Callable[[Sequence[Activity]], None] = getattr(probe, "end_many", runs.end_each)
+        self.end_many: Callable[[Sequence[Activity]], None] = getattr(probe, "end_many", runs.end_each)
         self.begin_many: Callable[[Sequence[Handle]], list[Activity]] = getattr(probe, "begin_many", self._begin_each)
 
     def settled(
@@ -64,7 +64,7 @@ class Telling:
             self._tell(conclusion, entry, now)
             again.append(conclusion)
         if ran_well:
-            self._end_many(ran_well)
+            self.end_many(ran_well)
         if well:
             self._tell_many(well)
         return again
