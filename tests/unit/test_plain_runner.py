@@ -19,6 +19,7 @@ from spectral.core.events.outcome import DeadLetter, Handled, Released, Retry
 from spectral.core.events.ports import Conclusion
 from spectral.core.events.probe import (
     Activity,
+    Handle,
     HandlerRan,
     HandlerRanAway,
     LeaseWasLost,
