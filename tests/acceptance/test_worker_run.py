@@ -29,6 +29,40 @@ def test_drain_empties_the_backlog_and_exits_with_0(database: str, tmp_path: Pat
     assert Outbox(database).count() == {("delivered", 1): 240}
 
 
+@pytest.mark.parametrize("driver", ["python", "binary"])
+def test_with_either_driver_and_whatever_it_was_taught_events_are_delivered(
+    database: str, tmp_path: Path, driver: str
+) -> None:
+    """`psycopg` without its extra is all in Python, and knows less of a session; and projects teach it their types."""
+    write_app(
+        tmp_path,
+        """
+        import psycopg
+        from psycopg.types.json import JsonbDumper
+
+        psycopg.adapters.register_dumper(list, JsonbDumper)
+
+        @platform.on("worlds.scan.started")
+        async def in_a_transaction(event: EventEnvelope, tx: Transaction, context: DeliveryContext) -> None:
+            await tx.execute("select jsonb_array_length(%s)", [[1, 2]])
+            context.logger.info("by", driver=psycopg.pq.__impl__)
+            raise ValueError("no")
+        """,
+    )
+    publish(database, "worlds.scan.completed", 2)
+    publish(database, "worlds.scan.started")
+    with psycopg.connect(database) as connection:
+        connection.execute(
+            "update core.outbox set next_attempt_at = clock_timestamp() + interval '1 day'"
+            " where id = (select id from core.outbox where event_type = 'worlds.scan.completed' limit 1)"
+        )
+    variables = {"SPECTRAL_DATABASE_URL": database, "PSYCOPG_IMPL": driver}
+    with WorkerProcess(tmp_path, "app:platform", "--drain", "--health-port", "0", **variables) as worker:
+        assert worker.end() == 0
+    assert worker.logged("by")[0]["driver"] == driver
+    assert Outbox(database).count() == {("delivered", 1): 1, ("failed", 1): 1, ("pending", 0): 1}
+
+
 def test_once_claims_once(database: str, tmp_path: Path) -> None:
     write_app(tmp_path)
     publish(database, "worlds.scan.completed", 30)

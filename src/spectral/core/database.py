@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, tuple_row
 
 from spectral.core.events.failure import ConfigurationError, SpectralError
+from spectral.core.events.infrastructure.postgres.untaught import UNTAUGHT
 from spectral.core.events.probe import NoteTaker
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ async def connect(
     try:
         # Nothing is prepared: what a transaction pooler gives us next would not know it.
         connection = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **options
+            dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, context=UNTAUGHT, **options
         )
     except psycopg.Error as error:
         raise DatabaseUnavailableError(f"no connection to {where}: {connect_reason(error)}", _REACH) from None

@@ -8,6 +8,7 @@ the server behind that may be one that never heard of it.
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 _CLAIM: Final = sql.SQL(COLUMNS + "core.outbox_claim_from({}, {}, {}::bigint[], {}::text[], {}::text[], ")
 _FOR_HANDLERS: Final = sql.SQL(", {}::text[], {}::text[])")
-_NEXT_DUE: Final = sql.SQL("select core.outbox_next_due({}::text[], {}::bigint[], {}::text[])")
+_NEXT_DUE: Final = sql.SQL(
+    "select extract(epoch from core.outbox_next_due({}::text[], {}::bigint[], {}::text[]))::float8"
+)
 _AWAKE: Final = sql.SQL("select core.bell_awake({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _HOLD: Final = sql.SQL("select core.bell_hold({}, {}::text[], {}::text[], {}::text[], {}::interval)")
 _ASLEEP: Final = sql.SQL("select core.bell_asleep({}, {}::text[], {}::text[])")
@@ -125,7 +128,8 @@ class PostgresClaims:
         """See `Claims`."""
         contexts = tuple(dict.fromkeys(each.context for each in asks))
         script = [*self._look_ahead(contexts), *map(self._claim, asks), *self._along(along)]
-        split, ((due_in,),), *claimed = await self._run(script)
+        split, ((seconds,),), *claimed = await self._run(script)
+        due_in = None if seconds is None else timedelta(seconds=seconds)
         return Outlook(fanned_out(split), due_in), _answers(asks, claimed)
 
     async def enter_quarantine(self, context: str) -> bool:

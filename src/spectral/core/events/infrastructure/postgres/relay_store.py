@@ -5,6 +5,7 @@ A stamp's commit does not wait for the disk: one lost in a crash of the server i
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
@@ -19,14 +20,15 @@ from spectral.core.events.relay.ports import RelayMode, RelayOutlook, Scope, Tak
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from datetime import datetime, timedelta
+    from datetime import datetime
 
     from spectral.core.events.infrastructure.postgres.script import Rows
     from spectral.core.events.ports import Along
 
 _MODE: Final = b"select mode, prefix from core.relay_mode()"
 _LANES: Final = sql.SQL(
-    "select generation, channel, context, due, next_due from core.outbox_relay_lanes({}, {}, {}, {}::text)"
+    "select generation, channel, context, due, extract(epoch from next_due)::float8"
+    " from core.outbox_relay_lanes({}, {}, {}, {}::text)"
 )
 _PAGE: Final = 200
 """Lanes that are looked at in one go; those behind them have their turn the next time."""
@@ -92,7 +94,8 @@ class PostgresRelayStore:
         generation, channel, context, *_ = lanes[-1] if has_more else _BEFORE_THE_FIRST
         self._behind = (generation, channel, context)
         due = [BrokerLane(*lane) for *lane, is_due, _ in lanes if is_due and lane[2] is not None]
-        next_due = min((each for *_, each in lanes if each is not None), default=None)
+        seconds = min((each for *_, each in lanes if each is not None), default=None)
+        next_due = None if seconds is None else timedelta(seconds=seconds)
         return RelayOutlook(found, due, next_due, fanned_out(split), has_more)
 
     async def take(

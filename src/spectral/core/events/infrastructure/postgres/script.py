@@ -4,22 +4,22 @@ A pipeline would do the same with parameters, but costs the driver several times
 server. The values are quoted by the driver, or are numbers, times and ids, which need no quoting. It is the busiest
 road of a worker, so it goes straight to libpq: no cursor, no description of columns that nobody reads, no task to wait.
 
-They are quoted, and answers are read, as the driver does by itself: what a project teaches it afterwards, or a handler
-its connection, is no business of these statements.
+They are quoted, and answers are read, as the driver does by itself (`untaught`). No answer has intervals: how they are
+written is a setting of the session, and nobody knows the session of an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors, generators, sql
-from psycopg.adapt import AdaptersMap, Transformer
+from psycopg.adapt import Transformer
 from psycopg.pq import ExecStatus
 from psycopg.waiting import Ready, Wait
 
+from spectral.core.events.infrastructure.postgres.untaught import UNTAUGHT
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
 if TYPE_CHECKING:
@@ -33,18 +33,6 @@ Rows: TypeAlias = list[tuple[Any, ...]]
 Statement: TypeAlias = sql.Composable | bytes
 
 _GOOD: Final = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.EMPTY_QUERY})
-
-
-@dataclass(frozen=True, slots=True)
-class _Untaught:
-    """Implements the driver's `AdaptContext`."""
-
-    adapters: AdaptersMap
-    connection: psycopg.AsyncConnection[Any] | None = None
-
-
-UNTAUGHT: Final = _Untaught(AdaptersMap(psycopg.adapters))
-"""The driver's ways with types, as they were when this was imported."""
 
 
 class StatementRefusedError(Exception):
@@ -131,7 +119,7 @@ def quoted(statement: Statement, connection: psycopg.AsyncConnection[Any] | None
     """With its values in it; bytes were quoted before."""
     if isinstance(statement, bytes):
         return statement
-    return statement.as_bytes(UNTAUGHT if connection is None else _Untaught(UNTAUGHT.adapters, connection))
+    return statement.as_bytes(UNTAUGHT if connection is None else UNTAUGHT.on(connection))
 
 
 def rows_of(result: PGresult) -> Rows:

@@ -20,7 +20,8 @@ from psycopg.rows import tuple_row
 from spectral.core.events.describe import describe
 from spectral.core.events.failure import ConfigurationError, SubstrateLostError
 from spectral.core.events.infrastructure.postgres.closing import close, finish
-from spectral.core.events.infrastructure.postgres.script import UNTAUGHT, StatementRefusedError, run_script
+from spectral.core.events.infrastructure.postgres.script import StatementRefusedError, run_script
+from spectral.core.events.infrastructure.postgres.untaught import UNTAUGHT
 from spectral.core.events.infrastructure.postgres.watched import WatchedConnection
 
 if TYPE_CHECKING:
