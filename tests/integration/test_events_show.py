@@ -253,6 +253,18 @@ async def test_what_waits_for_a_context_that_does_not_know_its_type_says_so(
     assert not (await get_event(operator, event_id)).unsubscribed
 
 
+@pytest.mark.parametrize("group", ["spectral_publisher", "spectral_readonly"])
+async def test_a_login_that_may_not_know_who_is_subscribed_is_shown_the_event_nevertheless(
+    database: str, connection: Connection, group: str
+) -> None:
+    event_id = publish(connection)
+    with role(database, groups=(group,)) as own:
+        async with connect(own, "test") as opened:
+            shown = await get_event(opened, event_id)
+    assert shown.status == "pending"
+    assert shown.unsubscribed is (group == "spectral_readonly")
+
+
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_listener_takes_what_nobody_is_subscribed_to(
     operator: Database, connection: Connection, *, alive: bool

@@ -12,6 +12,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import conninfo, sql
+from psycopg.adapt import AdaptersMap
+from psycopg.types.json import JsonbDumper
 
 from spectral.core.database import Database, RefusedError, connect
 from spectral.core.events import ConfigurationError, metrics
@@ -202,6 +204,19 @@ async def test_what_waits_for_nobody_is_told_from_what_is_behind(
         "no handler of platform is on record for worlds.scan.lost in generation 1" in judge(snapshot).sentences[1].text
     )
     assert as_document(snapshot)["strays"][0]["event_types"] == ["worlds.scan.lost"]
+
+
+async def test_how_a_project_writes_its_lists_is_none_of_ours(
+    database: str, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sign_in(connection, "lives")
+    earlier = datetime.now(UTC) - 2 * AGO
+    publish(connection, 1, event_type="worlds.scan.lost", created_at=earlier, next_attempt_at=earlier)
+    taught = AdaptersMap(psycopg.adapters)
+    taught.register_dumper(list, JsonbDumper)
+    monkeypatch.setattr(psycopg.postgres, "adapters", taught)
+    async with connect(database, "test") as own:
+        assert (await take_snapshot(own)).strays
 
 
 async def test_a_moment_s_wait_is_no_reason_to_look_who_is_subscribed(

@@ -111,6 +111,22 @@ async def test_of_what_asyncio_says_nothing_is_kept_that_it_quotes(
     assert CANARY not in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("socket.send() raised exception.", "socket.send() raised exception."),
+        (f"<Handle {CANARY}> took long", "asyncio"),
+    ],
+)
+def test_of_what_asyncio_says_the_constant_is_kept(
+    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, said: str, kept: str
+) -> None:
+    monkeypatch.setattr(logging.getLogger("asyncio"), "propagate", False)  # as above
+    logging.getLogger("asyncio").warning(said)
+    (line,) = lines(stream)
+    assert line["event"] == kept
+
+
 @pytest.mark.parametrize(("said", "arguments"), [("%d left", ("none",)), ("left: %s", (Oddity(),))])
 def test_what_cannot_be_filled_in_is_said_as_it_is(
     unheard: logging.Logger, stream: io.StringIO, said: str, arguments: tuple[object, ...]

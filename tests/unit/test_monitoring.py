@@ -332,6 +332,22 @@ EDGES: Final = (
     ),
     Edge(
         "SpectralDlqFlood",
+        (
+            gauge(
+                metrics.OUTCOMES, lambda now: 5_000.0 if now > 400 else None, context="platform", outcome="delivered"
+            ),
+            gauge(
+                metrics.DEAD_LETTERS,
+                lambda now: 12.0 if now > 400 else None,
+                context="platform",
+                event_type="orders.order.placed",
+            ),
+        ),
+        fires=False,
+        why="a few of a backlog that was drained before the first scrape, or before Prometheus was there",
+    ),
+    Edge(
+        "SpectralDlqFlood",
         (counter(metrics.DEAD_LETTERS, 4.9, context="platform", event_type="orders.order.placed"),),
         fires=False,
         why="many, but not one in ten",

@@ -296,6 +296,11 @@ def test_where_others_wait_too_both_are_said() -> None:
     assert "of the others, more is published than handled" in judged_late(strays=(stray(rows=1),)).why
 
 
+def test_what_is_behind_the_rows_that_were_looked_at_is_not_laid_at_their_door() -> None:
+    found = judged_late(strays=(stray(rows=2, looked=2),))
+    assert "of the others, more is published than handled" in found.why
+
+
 @pytest.mark.parametrize(
     "changes",
     [

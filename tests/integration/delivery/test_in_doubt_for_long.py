@@ -262,6 +262,29 @@ async def test_what_was_answered_is_told_although_a_row_beside_it_is_in_doubt(
     assert [note.delivery.event_id for note in bench.notes.of(LeftInDoubt)] == [event_id]
 
 
+async def test_a_settlement_that_the_end_of_the_worker_cuts_off_is_left_in_doubt(
+    bench: Bench, platform: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @platform.on(STARTED)
+    async def mail(_: Scan) -> None: ...
+
+    settle, sent = PostgresSettlements.settle, asyncio.Event()
+
+    async def unanswered(self: PostgresSettlements, conclusions: Sequence[Conclusion]) -> set[UUID]:
+        await settle(self, conclusions)
+        sent.set()
+        await asyncio.Event().wait()  # until it is cancelled
+        raise AssertionError
+
+    monkeypatch.setattr(PostgresSettlements, "settle", unanswered)
+    (event_id,) = await bench.publish(0, event_type=STARTED)
+    async with bench.running(platform, times=shortened(stop=0.2)):
+        await soon(sent.wait())
+    assert await bench.all_are("delivered")
+    assert told(bench) == once("ran")
+    assert [note.delivery.event_id for note in bench.notes.of(LeftInDoubt)] == [event_id]
+
+
 @pytest.mark.parametrize("whose", ["the connection's", "the project's"])
 async def test_what_a_project_teaches_the_driver_about_lists_is_none_of_our_business(
     bench: Bench, platform: Consumer, line: Line, whose: str, monkeypatch: pytest.MonkeyPatch

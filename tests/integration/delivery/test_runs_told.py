@@ -14,7 +14,17 @@ from spectral.core.events.infrastructure.postgres.lane import PostgresLane
 from spectral.core.events.infrastructure.postgres.settlements import PostgresSettlements
 from spectral.core.events.outcome import Released
 from spectral.core.events.probe import Finished, HandlerRan
-from tests.integration.delivery.platform_worker import COMPLETED, NEVER_AGAIN, STARTED, Bench, Scan, until, write_effect
+from tests.integration.delivery.platform_worker import (
+    COMPLETED,
+    NEVER_AGAIN,
+    STARTED,
+    Bench,
+    Scan,
+    shortened,
+    soon,
+    until,
+    write_effect,
+)
 from tests.integration.delivery.trusted import ALL_ENDED, WARM, project_scans, trusting
 
 
@@ -201,3 +211,53 @@ async def test_so_it_is_of_rows_that_ran_beside_each_other(
         await until(lambda: bench.value(ALL_ENDED))
         await until(lambda: len(bench.notes.of(Finished)) == 5)
     compare_times(bench, numbers=5, at_least=0.0, less_than=0.5)
+
+
+@pytest.mark.parametrize("event_type", [COMPLETED, STARTED])
+async def test_a_run_that_the_end_of_the_worker_cuts_off_is_told_with_its_duration(
+    bench: Bench, platform: Consumer, event_type: str
+) -> None:
+    began = asyncio.Event()
+
+    async def waits() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    @platform.on(COMPLETED)
+    async def project(_: Scan, __: Transaction) -> None:
+        await waits()
+
+    @platform.on(STARTED)
+    async def mail(_: Scan) -> None:
+        await waits()
+
+    await bench.publish(0, event_type=event_type)
+    async with bench.running(platform, lanes=1, times=shortened(stop=0.3)):
+        await soon(began.wait())
+    (note,) = bench.notes.of(Finished)
+    assert isinstance(note.outcome, Released)
+    assert note.seconds >= 0.25
+
+
+async def test_what_is_not_run_again_with_a_transaction_is_part_of_the_row_s_duration(
+    bench: Bench, platform: Consumer
+) -> None:
+    runs: Counter[str] = Counter()
+
+    @platform.on(COMPLETED)
+    async def mail(_: Scan) -> None:
+        runs["mail"] += 1
+        await asyncio.sleep(0.2)
+
+    @platform.on(COMPLETED)
+    async def project(scan: Scan, tx: Transaction) -> None:
+        runs["project"] += 1
+        await write_effect(tx, "project", scan.number)
+        if runs["project"] == 1:
+            raise psycopg.errors.SerializationFailure
+
+    await bench.publish(0)
+    await bench.drain(platform, lanes=1)
+    assert runs == {"mail": 1, "project": 2}
+    (note,) = bench.notes.of(Finished)
+    assert note.seconds >= 0.19

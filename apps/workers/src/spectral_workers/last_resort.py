@@ -29,7 +29,7 @@ _WARNINGS: Final = "py.warnings"
 _ASYNCIO: Final = "asyncio"
 """The logger of what nobody has chosen to say: with what a callback was given, and all that an exception says."""
 
-_CONSTANT: Final = re.compile(r"[^(<{\[\"'\n]*")
+_CONSTANT: Final = re.compile(r"(?:[^(<{\[\"'\n]|\(\))+")
 
 _LEVELS: Final = ((logging.CRITICAL, "critical"), (logging.ERROR, "error"), (logging.WARNING, "warning"))
 
@@ -64,8 +64,10 @@ def _message(record: logging.LogRecord) -> str:
         message = record.getMessage()
     except Exception:  # noqa: BLE001  arguments that do not fit: half of it is better than none
         return str(record.msg)
-    constant = _CONSTANT.match(message) if record.name == _ASYNCIO else None
-    return message if constant is None else constant[0].rstrip()
+    if record.name != _ASYNCIO:
+        return message
+    constant = _CONSTANT.match(message)
+    return _ASYNCIO if constant is None else constant[0].rstrip()
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

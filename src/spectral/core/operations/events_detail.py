@@ -212,8 +212,7 @@ async def get_event(database: Database, event_id: UUID) -> EventDetail:
         (row,) = rows
         parents = await database.rows(_PARENT, [row.parent_id], into=Related)
         children = await database.rows(_CHILDREN, [event_id, MAX_CHILDREN_SHOWN], into=Related)
-        unsubscribed = row.status == "pending" and row.context is not None
-        unsubscribed = unsubscribed and bool(await database.value(_UNSUBSCRIBED, _key_of(row)))
+        unsubscribed = row.status == "pending" and row.context is not None and await _is_unsubscribed(database, row)
         handlers = audit = None
         if await database.value(_SEES, ["core.event_handled"]):
             handlers = tuple(await database.rows(_HANDLERS, _key_of(row), into=HandlerState))
@@ -222,6 +221,14 @@ async def get_event(database: Database, event_id: UUID) -> EventDetail:
             audit = tuple((await find_audit(database, about, limit=MAX_ENTRIES_SHOWN, before=None))[0])
     relations = (parents[0] if parents else None, tuple(children))
     return _detail(row, handlers, relations, audit, unsubscribed=unsubscribed)
+
+
+async def _is_unsubscribed(database: Database, row: _Row) -> bool:
+    """Whether nobody is to handle it, as far as this login may know."""
+    for table in ("core.subscriptions", "core.workers"):
+        if not await database.value(_SEES, [table]):
+            return False
+    return bool(await database.value(_UNSUBSCRIBED, _key_of(row)))
 
 
 def _key_of(row: _Row) -> dict[str, object]:

@@ -181,7 +181,9 @@ def _oldest_stray(snapshot: Snapshot, backlog: Backlog) -> Stray | None:
 
 
 def _waiting_for_nobody(backlog: Backlog, stray: Stray, severity: Level) -> Finding:
-    rest = "" if stray.rows == stray.looked else "; of the others, more is published than handled, or handlers hang"
+    rest = (
+        "" if stray.rows >= backlog.due.value else "; of the others, more is published than handled, or handlers hang"
+    )
     return Finding(
         "late",
         severity,

@@ -153,7 +153,7 @@ class Desk:
         if entry.runs:  # it is run again
             runs.take_back(entry.taken_runs())
         entry.started = time.monotonic()
-        entry.seconds = None
+        entry.seconds = entry.outside
 
     def isolate(self, delivery: Delivery) -> None:
         """Have it run in a transaction of its own from now on."""
@@ -262,7 +262,8 @@ class Desk:
         if entry is not None:
             entry.running = False
             entry.cancel = None  # whoever ran it may be busy with another row by now
-            if ran and entry.seconds is None and entry.started is not None:  # by somebody who does nothing else between
+            if entry.seconds is None and entry.started is not None and (ran or isinstance(outcome, Released)):
+                # By somebody who does nothing else between; or they were cut off.
                 entry.seconds = time.monotonic() - entry.started
             if done is None:
                 done = entry.done
@@ -399,7 +400,9 @@ class Desk:
         """A handler has ended that began then, outside of the transaction of its row."""
         entry = self._entries.get(id(delivery))
         if entry is not None:
-            entry.seconds = (entry.seconds or 0.0) + time.monotonic() - began
+            seconds = time.monotonic() - began
+            entry.seconds = (entry.seconds or 0.0) + seconds
+            entry.outside = (entry.outside or 0.0) + seconds
 
     def blame(self, delivery: Delivery, handler_name: str, error: BaseException) -> None:
         """What this handler wrote is not kept, and that is its failure, whatever it thought of it."""

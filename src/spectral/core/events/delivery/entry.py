@@ -20,6 +20,7 @@ class Entry:
 
     started: float | None = None
     seconds: float | None = None  # for which its handlers have run
+    outside: float | None = None  # of these, handlers outside of its transaction: they are not run again with that
     running = False
     cancel: Callable[[Delivery], object] | None = None
     alone = False

@@ -65,6 +65,9 @@ class SettleLoop:
             except SubstrateLostError as loss:
                 self._desk.doubt(batch)
                 await self._pause(loss)
+            except asyncio.CancelledError:
+                self._desk.doubt(batch)  # it may have been sent
+                raise
             except SettleRefusedError as refusal:
                 if len(batch) == 1:
                     self._try_later(batch[0], refusal)

@@ -121,9 +121,10 @@ def _left_behind(queries: Queries) -> Iterator[Alert]:
 
 def _failed(queries: Queries) -> Iterator[Alert]:
     # Whoever gave them up: a handler that failed, a worker without one, or the reaper. A type of event has no series
-    # before its first dead letter, and a context that nobody handles anything of has no outcomes.
+    # before its first dead letter, and a context that nobody handles anything of has no outcomes. Both are counted in
+    # the same way: what was done before the first scrape, or while nobody scraped, counts on both sides.
     failed = queries.counted(DEAD_LETTERS, "10m", "context")
-    few = f"{failed} <= {_FLOOD:g} * {queries.grown(OUTCOMES, '10m', 'context')}"
+    few = f"{failed} <= {_FLOOD:g} * {queries.counted(OUTCOMES, '10m', 'context')}"
     yield _alert(
         name="SpectralDlqGrows",
         expr=f"{queries.worst(DLQ_RECENT, *_PLACE)} > 0",
