@@ -61,5 +61,5 @@ async def test_a_poison_pill_is_reported_by_whoever_takes_its_last_claim_back(st
     assert report["fingerprint"] == ["spectral", TRANSACTIONAL, "WorkerLostError"]
     assert (report["tags"]["source"], report["tags"]["target"]) == ("worlds", "platform")
     said = report["extra"]
-    assert (said["event_id"], said["worker"]) == (str(pill.event_id), "witness")
+    assert (report["tags"]["event_id"], said["worker"]) == (str(pill.event_id), "witness")
     assert (said["last_error"], said["attempts"]) == (error, attempts)

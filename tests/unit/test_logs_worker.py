@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from spectral.core.events import ConfigurationError, probe
+from spectral.core.events.infrastructure.observability import outlet as outlets
 from spectral.core.events.infrastructure.observability.logs import LogTool, handler_logger
 from spectral.core.events.infrastructure.observability.outlet import CAPACITY, flush_all
 from spectral.core.events.infrastructure.observability.standard import standard_watch
@@ -380,6 +381,7 @@ def test_what_failed_is_said_before_what_went_well_after_it(monkeypatch: pytest.
     lines = configure_logs(WHO, {})
     watch = standard_watch(WHO, "me", lines=lines)
     arrived = threading.Event()
+    monkeypatch.setattr(outlets, "_GATHER", threading.TIMEOUT_MAX)
 
     def msg(self: PatientWriter, line: str) -> None:
         self.write_lines(line, 1)
@@ -387,7 +389,7 @@ def test_what_failed_is_said_before_what_went_well_after_it(monkeypatch: pytest.
 
     monkeypatch.setattr(PatientWriter, "warning", msg)
     watch.tell(finished(Retry("X: no", timedelta(0))))
-    assert arrived.wait(0.03), "it has not waited for more of its kind"
+    assert arrived.wait(10), "it has not waited for more of its kind"
     watch.tell(finished(Handled()))
     assert [line["status_result"] for line in documents(stream)] == ["retry", "delivered"]
 

@@ -171,7 +171,7 @@ def compare_times(bench: Bench, *, numbers: int, at_least: float, less_than: flo
     assert len(settled) == numbers
     for event_id, seconds in settled.items():
         assert at_least <= seconds < less_than
-        assert seconds == pytest.approx(ran[event_id], abs=0.05)
+        assert seconds == pytest.approx(ran[event_id], abs=0.5)
 
 
 async def test_a_row_s_duration_is_its_handlers_and_not_that_of_gates_and_settlements(
@@ -191,11 +191,11 @@ async def test_a_row_s_duration_is_its_handlers_and_not_that_of_gates_and_settle
         await asyncio.sleep(0.2)
 
     for where, name in ((PostgresLane, "begin"), (PostgresLane, "commit"), (PostgresSettlements, "settle")):
-        slow(monkeypatch, where, name, 0.5)
+        slow(monkeypatch, where, name, 2.0)
     await bench.publish(0)
     await bench.publish(1, event_type=STARTED)
     await bench.drain(platform, lanes=1)
-    compare_times(bench, numbers=2, at_least=0.19, less_than=0.5)
+    compare_times(bench, numbers=2, at_least=0.19, less_than=2.0)
 
 
 @pytest.mark.usefixtures("round_trips")
@@ -205,12 +205,12 @@ async def test_so_it_is_of_rows_that_ran_beside_each_other(
     project_scans(platform)
     async with trusting(bench, platform):
         for name in ("begin_together", "commit_together"):
-            slow(monkeypatch, PostgresLane, name, 0.5)
+            slow(monkeypatch, PostgresLane, name, 2.0)
         bench.notes.forget()
         await bench.publish(*range(5))
         await until(lambda: bench.value(ALL_ENDED))
         await until(lambda: len(bench.notes.of(Finished)) == 5)
-    compare_times(bench, numbers=5, at_least=0.0, less_than=0.5)
+    compare_times(bench, numbers=5, at_least=0.0, less_than=2.0)
 
 
 @pytest.mark.parametrize("event_type", [COMPLETED, STARTED])
