@@ -15,6 +15,7 @@ from spectral.core.events import probe
 from spectral.core.events.envelope import EventEnvelope
 from spectral.core.events.infrastructure.observability import logs
 from spectral.core.events.infrastructure.observability.logs import LogTool
+from spectral.core.events.infrastructure.observability.outlet import flush_all
 from spectral.core.events.lease import Delivery, Lease
 from spectral.core.events.outcome import AlreadyHandled, DeadLetter, Handled, Outcome, Released, Retry
 from spectral.core.events.settings import Identity
@@ -152,7 +153,8 @@ NOTES: list[tuple[probe.Note, str, str]] = [
 
 @contextmanager
 def unconfigured_structlog() -> Iterator[None]:
-    """As if nobody had configured it."""
+    """As if nobody had configured it; what earlier tests have said is written before, or it would be in these lines."""
+    assert flush_all(10)
     structlog.reset_defaults()
     try:
         yield
